@@ -298,7 +298,8 @@ class _Arrays:
         if not found:
             names = {_ROLES.get(name, f"{EXTRA}/{name}"): name for name, rows in arrays.items() if rows.ndim}
             leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self._place)
-            lay_out(str(self._place), leaves, names, None, self._choice)  # raises SchemaError, with all names
+            # If the options have a name that the file lacks, this raises SchemaError, which lists the file's names.
+            lay_out(str(self._place), leaves, names, None, self._choice)
             raise FormatError(f"{self._place} has no actions; it has {', '.join(arrays)}")
         return found[0]
 

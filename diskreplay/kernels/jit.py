@@ -101,7 +101,7 @@ def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
 
 
 def _instruction(plain: Callable[..., Any], result: str, *kinds: str) -> Callable[[Callable[..., Value]], Instruction]:
-    """Return a decorator that makes an instruction for kernels from a function, which writes LLVM code with a builder.
+    """Return a decorator: it turns a function that writes LLVM code with a builder into an instruction of kernels.
 
     `result` and `kinds` name the numba types of the instruction's value and arguments. An instruction without a value
     returns 0. `plain` is the same instruction in plain Python.

@@ -123,7 +123,7 @@ class CapacityFrontier:
             self._by_place[hiding.LINE, gone] = -1
 
     def _take_over(self) -> None:
-        """If the kernel has stopped before all steps were hidden, set ``oldest`` to the rows that it has reached."""
+        """If the kernel that hides steps stopped early, set ``oldest`` to the row that it reached in each lane."""
         if self.found[hiding.LAST] >= 0 and self._by_place is not None:
             self._set_oldest(self._by_place[hiding.OLDEST].copy())
             hiding.note_last(self._numbers)

@@ -264,7 +264,7 @@ class RolloutCursor(Owned):
         return self._current
 
     def _next(self, current: _SnapshotLanes) -> tuple[_SnapshotLanes, Grid]:
-        """Return the lanes, and the grid of the next steps to draw; a writer whose process died counts as closed."""
+        """Return `current` without the growing lanes of dead writers, and the grid of the next steps to draw."""
         grid = self._oldest_grid(current)
         if len(grid.short):
             dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(current.snapshot, w)]

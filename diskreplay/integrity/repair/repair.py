@@ -37,11 +37,11 @@ def repair(
 ) -> Repaired:
     """Repair a store without deleting any data: files that cannot be repaired are moved to ``counters/quarantine``.
 
-    `Store.repair` describes the arguments. A small file is written again if its content follows from other files. A
-    sealed segment with damaged rows is rebuilt from its undamaged episodes, with the same ids, and the damaged segment
-    goes into quarantine. These go into quarantine, too: a segment without an undamaged episode, a segment that cannot
-    be read, and a file that does not belong in a store. Segments of dead writers are sealed, and segments of living
-    writers are left alone. Readers see the repaired segments with their next refresh.
+    `Store.repair` describes the arguments. A damaged small file is written again if its content can be computed from
+    other files. A sealed segment with damaged rows is rebuilt from its undamaged episodes, with the same ids, and the
+    damaged segment goes into quarantine. These go into quarantine, too: a segment without an undamaged episode, a
+    segment that cannot be read, and a file that does not belong in a store. Segments of dead writers are sealed, and
+    segments of living writers are left alone. Readers see the repaired segments with their next refresh.
 
     Other processes may use the store meanwhile, and its folder may be moved within its file system. ``progress`` is
     called with the number of bytes read so far, and the number of bytes of all segments. Raises the errors of

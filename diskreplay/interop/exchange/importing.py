@@ -216,8 +216,8 @@ def import_into(
     Raises
     ------
     StoreExists
-        Something else is at the path. Or the data set is inside of the store. Or the store was imported from other data
-        or with other options. Or the store or the data set has changed since an import was interrupted.
+        Something else is at the path; the data set is inside of the store; the store was imported from other data or
+        with other options; or, after an interrupted import, the store or the data set has changed.
     StoreLocked
         A writer has the store open. This writer may be another call of this import.
     StorageFull
@@ -305,7 +305,7 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
     Returns whether the import is complete, and the number of episodes in the store.
     """
     note = store.read_note(NOTE)
-    # Hidden or lost steps would shift the number of the next episode to append.
+    # If the store has lost or hidden steps, its number of episodes does not tell where the import continues.
     info = store.info()
     changed = info["steps_inserted"] != len(store)
     if note is None:
