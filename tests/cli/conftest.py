@@ -164,6 +164,12 @@ def info() -> dict[str, Any]:
     }
 
 
+COMMANDS = (
+    *("demo", "doctor", "inspect", "episodes", "show", "plot", "frames", "watch", "report", "du", "diff", "verify"),
+    *("repair", "evict", "compact", "backup", "copy", "merge", "import", "export"),
+)
+
+
 def on_a_terminal(question: bytes, answer: bytes, *arguments: object) -> tuple[int, bytes, bytes]:
     """Answer a question of `diskreplay` on a terminal; return its exit code, its output, and the words before that."""
     outer, inner = pty.openpty()

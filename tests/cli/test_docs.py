@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay
-from tests.cli.conftest import write_small
-from tests.testing.commands import COMMANDS
+from tests.cli.conftest import COMMANDS, write_small
 
 ROOT = Path(diskreplay.__file__).parents[1]
 PAGE = (ROOT / "docs/cli.md").read_text()
@@ -31,7 +30,9 @@ def test_the_commands_run_one_after_the_other(run: Callable, tmp_path: Path, mon
 def test_every_command_is_on_the_page() -> None:
     shown = {shlex.split(line, comments=True)[1] for line in LINES}
     assert sorted(set(COMMANDS) - shown - ELSEWHERE) == [], "no bash block of docs/cli.md runs these commands"
-    assert sorted((shown | ELSEWHERE) - set(COMMANDS)) == [], "docs/cli.md shows commands that do not exist"
+    assert sorted((shown | ELSEWHERE) - set(COMMANDS)) == [], (
+        "docs/cli.md shows commands that COMMANDS in tests/cli/conftest.py lacks"
+    )
 
 
 def names_in(said: str, before: str) -> set[str]:

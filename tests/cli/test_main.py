@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import diskreplay as dr
-from tests.testing.commands import COMMANDS
+from tests.cli.conftest import COMMANDS
 
 COMMAND = [sys.executable, "-m", "diskreplay"]
 
@@ -33,6 +33,7 @@ def test_without_a_command_the_commands_are_listed(run: Callable) -> None:
     assert done.code == 0
     assert done.err == ""
     listed = re.findall(r"^│ (\w+) ", done.out[done.out.index("Commands") :], re.MULTILINE)
+    assert sorted(set(listed) ^ set(COMMANDS)) == [], "`COMMANDS` of tests/cli/conftest.py lacks these, or has too many"
     assert tuple(listed) == COMMANDS
     assert "Exit codes: 0 success, 1 problems found, 2 bad arguments or unusable store." in done.out
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.cli.conftest import EPISODES
-from tests.testing.commands import COMMANDS
+from tests.cli.conftest import COMMANDS, EPISODES
 
 SCHEMA = dr.Schema(
     obs={"image": dr.Field((4, 4), "uint8"), "state": dr.Field((2,), "float32")},

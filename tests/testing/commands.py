@@ -10,10 +10,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import diskreplay as dr
-from diskreplay.cli.main import COMMANDS as _COMMANDS, main as main
-
-COMMANDS = tuple(command.__name__.removesuffix("_store") for command in _COMMANDS)
-"""The names of all commands, in the order of the help."""
+from diskreplay.__main__ import main as main
 
 
 class Refused(Exception):
