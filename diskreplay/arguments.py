@@ -42,6 +42,11 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
     return Limits(as_int(capacity), as_int(capacity_bytes), None if max_age_s is None else float(max_age_s))
 
 
+def compression_argument(level: int | None) -> tuple[str, int] | None:
+    """Return the argument ``compression`` of `create` for a level of zstd; the inverse of `compression_level`."""
+    return None if level is None else ("zstd", level)
+
+
 def compression_level(value: Any) -> int | None:
     """Return the zstd level in ``value``, the argument ``compression`` of `create`; None: no compression."""
     if value is None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import diskreplay as dr
+from diskreplay.arguments import compression_argument
 from diskreplay.cli import console, text
 from diskreplay.cli.where import Where, compile_where
 from diskreplay.errors import SegmentGone
@@ -97,8 +98,8 @@ def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
             **vars(limits),
             chunk_bytes=like.chunk_bytes,
             segment_steps=like.segment_steps,  # type: ignore[arg-type]
-            compression=None if like.compression is None else ("zstd", like.compression),
-            compaction=layout.AUTO if like.compacts else layout.MANUAL,  # type: ignore[arg-type]
+            compression=compression_argument(like.compression),
+            compaction=layout.AUTO if like.compacts else layout.MANUAL,
             validate=like.validate,  # type: ignore[arg-type]
         ) as store:
             yield store

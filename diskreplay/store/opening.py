@@ -1,9 +1,10 @@
 """Functions that make and open stores."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from diskreplay.arguments import as_int, check_count, checked_limits, compression_level
+from diskreplay.arguments import as_int, check_count, checked_limits, compression_argument, compression_level
 from diskreplay.errors import SchemaError, StoreExists, StoreNotFound
 from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout
@@ -122,9 +123,8 @@ def create(
     except StoreExists:
         if not exist_ok:
             raise
-        return _existing(
-            target, schema, limits, {"segment_steps": steps, "compression": _zstd(level), "validate": validate}
-        )
+        constants = {"segment_steps": steps, "compression": compression_argument(level), "validate": validate}
+        return _existing(target, schema, limits, constants)
     return Store(target, "a")
 
 
@@ -135,11 +135,7 @@ def _difference(found: Schema, wanted: Schema) -> str:
     return f"of the same fields nested otherwise, {found}"
 
 
-def _zstd(level: int | None) -> tuple[str, int] | None:
-    return None if level is None else ("zstd", level)
-
-
-def _existing(target: Path, schema: Schema, limits: Limits, constants: dict[str, object]) -> Store:
+def _existing(target: Path, schema: Schema, limits: Limits, constants: Mapping[str, object]) -> Store:
     """Open the store at ``target``.
 
     Raises StoreExists if the store has another schema, or another value of an argument in ``limits`` or ``constants``
@@ -153,7 +149,7 @@ def _existing(target: Path, schema: Schema, limits: Limits, constants: dict[str,
         raise StoreExists(
             f"the store at {target} has another schema, {_difference(root.schema, schema)}: give a new path"
         ) from None
-    has = {**vars(root.limits), **vars(root), "compression": _zstd(root.compression)}
+    has = {**vars(root.limits), **vars(root), "compression": compression_argument(root.compression)}
     for name, wanted in {**vars(limits), **constants}.items():
         if wanted is not None and (found := has[name]) != wanted:
             resized = f'change the limit with diskreplay.open(path, "a").resize({name}={wanted})'

@@ -347,7 +347,8 @@ def _append(
     source = selection.source
     done = first, sum(map(len, existing[:first]))
     tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
-    count, refused = first, dict[int, str](store.read_note(NOTE).get(_REFUSED, ()))  # reasons, by position
+    note = store.read_note(NOTE)
+    count, refused = first, dict[int, str](note.get(_REFUSED, ()))  # reasons, by position
     nbytes = max(_LEAST_SEGMENT_BYTES, source.steps * step_bytes(store.schema) // _MOST_SEGMENTS)
     with _Segments(store, nbytes if is_compressed else None) as segments, closing(selection.episodes(first)) as read:
         for position, episode, is_wanted in read:
@@ -365,7 +366,7 @@ def _append(
                     # The note names this episode. Without it, a resumed import would compare the episode with the next
                     # one in the store, which differs.
                     refused[position] = selection.skipped[-1].why
-                    store.write_note(NOTE, {**store.read_note(NOTE), _REFUSED: list(refused.items())})
+                    store.write_note(NOTE, {**note, _REFUSED: list(refused.items())})
             if first_id is not None:
                 notes.add(count, first_id, episode.notes)
                 count += 1

@@ -6,6 +6,7 @@ docs/format.md describes the whole layout in words; this module defines its numb
 import sys
 from collections.abc import Iterable, Iterator
 from mmap import PAGESIZE
+from typing import Final
 
 import numpy as np
 
@@ -63,7 +64,9 @@ LEAST_TABLE_ROWS = 1 << 14
 # and checking a table reads all rows, which would take unbounded time.
 MOST_TABLE_ROWS = 1 << 25
 EPISODE_FOLDERS = EPISODES, *(f"{EPISODES}/{name}" for name in EPISODE_COLUMNS)
-COMPACTIONS = AUTO, MANUAL = "auto", "manual"  # whether writers merge segments in the background
+AUTO: Final = "auto"
+MANUAL: Final = "manual"
+COMPACTIONS = AUTO, MANUAL  # whether writers merge segments in the background
 ZSTD_LEVELS = 1, 22
 # The group of the episode fields: their arrays have one row for each row of a lane with the flag EPISODE_VALUES.
 VALUES = "episode"

@@ -135,8 +135,11 @@ class Root:
         If the root's zarr.json was damaged since, the limits stay as they are. The next process that opens the store
         raises an error.
         """
+        path = self.folder / layout.METADATA
+        if metadata.identify(path) == self.document:  # the file from which this root was read
+            return
         with suppress(FormatError, OSError):
-            attributes = metadata.read_verified(self.folder / layout.METADATA)
+            attributes = metadata.read_verified(path)
             vars(self.limits).update(_read(self.path, _LIMITS, attributes))
 
     def write_limits(self, limits: Limits) -> None:
