@@ -305,8 +305,7 @@ class Population:
         hides, self._oldest, self._reached, self._seen = oldest is not self._oldest, oldest, snapshot.reached, seen
         if ended is not None:
             self._add_ended(snapshot, ended, is_fresh)
-        took_away = (hides or ended is not None) and self._hide()
-        if took_away or ended is not None:
+        if (hides or ended is not None) and (self._hide() or ended is not None):
             # The merge waits until further runs come. A follower that reads all runs before the merge need not read
             # them again.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)

@@ -82,6 +82,7 @@ def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
         if hide_oldest(tables, origin, found[live.ENDED], hidden) != hiding.DONE:
             return advancing.UNMAPPED
         hidden[hiding.PAST] = hidden[hiding.UNTIL]
+        hidden[hiding.HIDDEN_BEFORE] = max(hidden[hiding.HIDDEN_BEFORE], hidden[hiding.PAST])
     if hidden[hiding.LAST] >= 0:
         hiding.note_last(hidden)
         found[live.CHANGED] |= live.HIDDEN

@@ -123,8 +123,8 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     slots, oldest, reached = snapshot[frozen.SLOTS], snapshot[frozen.OLDEST], snapshot[frozen.REACHED]
     folders, first_rows = snapshot[frozen.FOLDERS], snapshot[frozen.FIRST_ROWS]
-    rows, all_lanes, live_lanes = snapshot[frozen.ROWS], snapshot[frozen.ALL_LANES], snapshot[frozen.LIVE_LANES]
-    live, live_base, first_growing = snapshot[frozen.LIVE], snapshot[frozen.LIVE_BASE], snapshot[frozen.FIRST_GROWING]
+    committed = snapshot[frozen.ROWS] + 8 * COMMITTED * snapshot[frozen.ALL_LANES]
+    first_growing = snapshot[frozen.FIRST_GROWING]
     first_chunks, chunk_counts, shifts, bases, places = table
     located = 0
     while located < step_ids.size:
@@ -142,11 +142,11 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
             lane = position - row * width
         place = load_int(lane_base + 8 * slot) + lane
         # Usually the segment cannot grow, and reading LIVE_BASE would be a cache miss.
-        column = load_int(live_base + 8 * slot) if slot >= first_growing else -1
+        column = load_int(snapshot[frozen.LIVE_BASE] + 8 * slot) if slot >= first_growing else -1
         if column >= 0:
-            stop = load_int(live + 8 * (COMMITTED * live_lanes + column + lane))
+            stop = load_int(snapshot[frozen.LIVE] + 8 * (COMMITTED * snapshot[frozen.LIVE_LANES] + column + lane))
         else:
-            stop = load_int(rows + 8 * (COMMITTED * all_lanes + place))
+            stop = load_int(committed + 8 * place)
         kept = load_int(oldest + 8 * place) if reached else 0
         folder, before = load_int(folders + 8 * slot), load_int(first_rows + 8 * place)
         line = 0
@@ -204,7 +204,7 @@ def _are_zeros(at: int, count: int) -> bool:
     return found == 0
 
 
-@jit.inlined
+@jit.inner
 def _walk(
     windows: Ints, item: int, flags: int, n: int, whole: int, live: tuple[int, int, int], table: tuple[int, ...]
 ) -> tuple[int, int, bool, int]:

@@ -51,11 +51,12 @@ PLACE_ROWS = 4
 # - PAST: all steps published before this time are hidden.
 # - REACHED: episodes that began at this time or later have no hidden steps.
 # - READY: 1 if the caller has made the arrays that `hide_oldest` reads.
-# - BEHIND: the time 1 ns after the publishing of the newest hidden step. Steps of different writers may share a time,
-#   and some of them may still be visible.
+# - HIDDEN_BEFORE: every hidden step was published before this time. It is PAST, or 1 ns after the publishing of the
+#   newest hidden step: steps of different writers may share a time, and some of them may still be visible.
 # - OLDEST_AT: the address of the array with the first visible row of each lane.
 (
-    SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, BEHIND, FRONT, WAITING, OLDEST_AT,
+    SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, HIDDEN_BEFORE, FRONT, WAITING,
+    OLDEST_AT,
 ) = range(15)  # fmt: skip
 FOUND = 15
 
@@ -170,8 +171,8 @@ def _take_first(heap: Ints, at: int, found: Ints) -> None:
 @jit.inner
 def note_last(found: Ints) -> None:
     found[PAST] = max(found[PAST], found[LAST])
-    found[BEHIND] = max(found[BEHIND], found[LAST] + 1)
-    found[REACHED] = max(found[REACHED], found[PAST], found[BEHIND])
+    found[HIDDEN_BEFORE] = max(found[HIDDEN_BEFORE], found[LAST] + 1)
+    found[REACHED] = max(found[REACHED], found[HIDDEN_BEFORE])
     found[LAST] = -1
 
 

@@ -170,7 +170,7 @@ class FollowedRows:
             left_out.forget(np.array(slots) + self.slots.origin)
         behind = np.isin(self.log.table.first >> POSITION_BITS, self._gone)
         words = self._counters.read()
-        past = max(self._frontier.hidden_before, int(max(words[layout.FRONTIER], words[layout.HORIZON])))
+        past = max(self._frontier.found[hiding.HIDDEN_BEFORE], int(max(words[layout.FRONTIER], words[layout.HORIZON])))
         is_hidden = not behind.any() or int(self.log.table.time[behind].max()) < past
         # Without times, readers could not tell which episodes of the log began after the hidden episodes.
         if not self._is_timed or not is_hidden or 2 * np.count_nonzero(behind) >= len(behind):
@@ -334,7 +334,7 @@ class FollowedRows:
         frontier, segments = self._frontier, self._segments
         assert segments is not None
         found = frontier.found
-        steps, reached, until = total - found[hiding.HIDDEN], found[hiding.REACHED], frontier.hidden_before
+        steps, reached, until = total - found[hiding.HIDDEN], found[hiding.REACHED], found[hiding.HIDDEN_BEFORE]
         if segments.discarded_steps:
             discarded = self._discards.episodes
             steps -= int((discarded.steps - frontier.hidden_of(discarded, self.slots.places_of(discarded))).sum())

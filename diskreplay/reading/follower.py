@@ -163,10 +163,11 @@ class _Generation:
 
     def update(self, *, force: bool = False) -> int:
         raw, rows = self._counters.raw(), self.rows
-        if raw == self._raw and not (force or rows.live.segments or self._limits.max_age_s is not None):
-            return 0  # this path is fast, as samplers refresh for every batch
         changed, arrived = force, 0
-        if force or raw != self._raw:
+        if raw == self._raw and not force:
+            if not rows.live.segments and self._limits.max_age_s is None:
+                return 0  # this path is fast, as samplers refresh for every batch
+        else:
             self._raw = raw
             words = self._counters.read()
             is_rearranged = bool(words[layout.CHANGES] != self._words[layout.CHANGES])

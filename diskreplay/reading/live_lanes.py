@@ -86,11 +86,6 @@ class CapacityFrontier:
         """The id of the step whose time the kernel needs."""
         return self.found[hiding.NEEDED]
 
-    @property
-    def hidden_before(self) -> int:
-        """A time that is later than the publication of every hidden step of an existing segment."""
-        return max(self.found[hiding.PAST], self.found[hiding.BEHIND])
-
     def add_lanes(self, count: int) -> None:
         self._set_oldest(np.append(self.oldest, np.zeros(count, np.int64)))
         if self._by_place is not None:
@@ -146,7 +141,7 @@ class CapacityFrontier:
         # A reader that opens the store now must not get a lower REACHED than this reader: samplers order ids by this
         # number, and must all agree.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
-        self.found[hiding.REACHED] = max(self.hidden_before, int(gone)) if hidden else 0
+        self.found[hiding.REACHED] = max(self.found[hiding.HIDDEN_BEFORE], int(gone)) if hidden else 0
 
     def _hidden_of_open(self, open_start: Ints) -> int:
         some = open_start >= 0

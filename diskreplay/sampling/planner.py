@@ -254,18 +254,20 @@ class Planner:
 
         This plan stays the first plan in the queue until it is passed to `delivered` or `drop`.
         """
-        if self.queue and self.queue[0].asked != sizes[0]:
+        queue = self.queue
+        if queue and queue[0].asked != sizes[0]:
             self.set_target(self.target.view, self.target.distribution)
-        while len(self.queue) < len(sizes):
+            queue = self.queue
+        for size in sizes[len(queue) :]:
             try:
-                plan = self._draw_kept(sizes[len(self.queue)], refresh)
+                plan = self._draw_kept(size, refresh)
             except NotEnoughData:
-                if not self.queue:
+                if not queue:
                     raise
                 break  # the store may have enough steps when this batch is needed
-            if self.queue[-1] is not plan:
+            if queue[-1] is not plan:
                 break
-        return self.queue[0]
+        return queue[0]
 
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
         """Draw a batch and keep its plan in place of `instead`, in `_other_sizes` if `is_other_size`, or in the queue.
@@ -273,21 +275,22 @@ class Planner:
         The draw of an ended distribution is empty, and its plan is kept only if the queue is empty. After an interrupt
         before the plan is kept, the distribution is as before the call.
         """
-        active, plan, returned = self.target.active, None, self._returned
-        place = active.place() if active.gives_once else None
+        active, plan = self.target.active, None
+        before = (active.place(), self._returned) if active.gives_once else None
         try:
             plan = self.draw(size, refresh, None if instead is None else instead.draw)
             if instead is not None:
                 self._replace(instead, plan)
             elif is_other_size:
                 self._other_sizes[size] = plan
-            elif len(plan.draw.ids) or not self.queue:
+            elif not self.queue or len(plan.draw.ids):
                 self.queue.append(plan)
             return plan
         except Exception:
             raise  # nothing was drawn
         except BaseException:
-            if active.gives_once and not any(kept is plan for kept in (*self.queue, *self._other_sizes.values())):
+            if before is not None and not any(kept is plan for kept in (*self.queue, *self._other_sizes.values())):
+                place, returned = before
                 if not self.rewind():
                     active.go_back(place)
                 self._returned = returned
@@ -361,8 +364,9 @@ class Planner:
         active = self.target.active
         if active.gives_once:
             active.delivered(plan.draw)
-        if self.queue and self.queue[0] is plan:
-            self.queue.popleft()
+        queue = self.queue
+        if queue and queue[0] is plan:
+            queue.popleft()  # the usual case, without a call of `_replace`
         else:
             self._replace(plan, None)
 
@@ -374,11 +378,13 @@ class Planner:
 
     def _replace(self, plan: Plan, other: Plan | None) -> None:
         """Replace an undelivered plan by another one, or remove it, in a single operation."""
-        if self.queue and self.queue[0] is plan:
+        queue = self.queue
+        if queue and queue[0] is plan:
             if other is None:
-                self.queue.popleft()
+                queue.popleft()
             else:
-                self.queue[0] = other
+                queue[0] = other
+            return
         for size, kept in self._other_sizes.items():
             if kept is plan:
                 if other is None:

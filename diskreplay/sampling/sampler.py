@@ -451,21 +451,22 @@ class Sampler(IterableDataset[Batch]):
         If segments of the batch are gone, another batch is drawn in its place.
         """
         planner, makers, payments = self._planner, self._makers, self._payments
-        active = planner.target.active
+        active, item_steps = planner.target.active, makers.item_steps
         is_refused = False
         for attempt in range(ATTEMPTS):
             try:
                 if attempt:
                     plan = planner.draw_again(plan)
-                if not len(plan.draw.ids):
+                ids = plan.draw.ids
+                size = len(ids)
+                if not size:
                     raise StopIteration(f"{active} has drawn every id")
                 if self._transforms:
                     makers.prepare((plan, *planner.queue))
-                ids, item_steps = plan.draw.ids, makers.item_steps
                 if item_steps is None:
                     steps = makers.gatherer.reader.count_steps(plan.snapshot, ids)
                 else:
-                    steps = item_steps * len(ids)
+                    steps = item_steps * size
                 # If the number of steps was known before the draw, `sample` has already reported it to the limiter.
                 if payments.limiter is not None and (item_steps is None or not active.sized):
                     is_refused = True

@@ -165,7 +165,7 @@ def test_what_is_left_is_the_newest_by_time(case: int, kernel: int) -> None:
         hidden = max(0, len(steps) - capacity)
         assert [r >= reader.oldest[lane] for _, lane, r in steps] == [i >= hidden for i in range(len(steps))]
         if hidden:
-            assert steps[hidden - 1][0] < reader.hidden[hiding.BEHIND] <= reader.hidden[hiding.REACHED]
+            assert steps[hidden - 1][0] < reader.hidden[hiding.HIDDEN_BEFORE] <= reader.hidden[hiding.REACHED]
     assert reader.hidden[hiding.HIDDEN] > 0
 
 

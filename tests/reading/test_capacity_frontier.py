@@ -29,6 +29,6 @@ def test_what_was_hidden_before_a_segment_was_dropped_stays_hidden():
     assert frontier.oldest.tolist() == [4, hiding.NEVER]
     assert frontier.found[hiding.HIDDEN] == 4 + 6
     assert frontier.found[hiding.LAST] == -1
-    assert frontier.hidden_before == 1004
+    assert frontier.found[hiding.HIDDEN_BEFORE] == 1004
     assert frontier.found[hiding.REACHED] == 2001
     assert by_place[hiding.OLDEST].tolist() == [4, hiding.NEVER]

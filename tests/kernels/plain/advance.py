@@ -51,10 +51,11 @@ def advance_hiding_plain(tables: Ints, until: int, newer: Ints, record: Ints) ->
         if hide_oldest_plain(tables, origin, int(found[live.ENDED]), hidden):
             return advancing.UNMAPPED
         hidden[hiding.PAST] = hidden[hiding.UNTIL]
+        hidden[hiding.HIDDEN_BEFORE] = max(hidden[hiding.HIDDEN_BEFORE], hidden[hiding.UNTIL])
     if hidden[hiding.LAST] >= 0:
         hidden[hiding.PAST] = max(hidden[hiding.PAST], hidden[hiding.LAST])
-        hidden[hiding.BEHIND] = max(hidden[hiding.BEHIND], hidden[hiding.LAST] + 1)
-        hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.PAST], hidden[hiding.BEHIND])
+        hidden[hiding.HIDDEN_BEFORE] = max(hidden[hiding.HIDDEN_BEFORE], hidden[hiding.LAST] + 1)
+        hidden[hiding.REACHED] = max(hidden[hiding.REACHED], hidden[hiding.HIDDEN_BEFORE])
         hidden[hiding.LAST], found[live.CHANGED] = -1, found[live.CHANGED] | live.HIDDEN
         newer[:] = packed.ints2(tables, advancing.BY_PLACE)[hiding.OLDEST]
         hidden[hiding.OLDEST_AT] = newer.ctypes.data
