@@ -49,7 +49,7 @@ class Ages:
         self._others: list[tuple[float, int]] = []  # A heap of (sealing time by the wall clock, segment).
         # By segment: a time, in seconds of this boot, at which the segment was already sealed.
         self._confirmed_by: dict[int, float] = {}
-        self._old: set[int] = set()  # Segments that are too old by the wall clock, which no fact confirms yet.
+        self._old: set[int] = set()  # Segments that are too old by the wall clock, but whose age no fact confirms yet.
 
     def add(self, number: int, info: SegmentInfo) -> None:
         now, sealed = boot_time(), info.sealed_clock
@@ -127,8 +127,8 @@ class RetentionPolicy:
         self._begin()
 
     def _begin(self) -> None:
-        self._next = 0  # All segments with a smaller number were read.
-        self._accounts: dict[int, _Account] = {}  # By segment, lowest number first.
+        self._next = 0  # The number of the next segment to read.
+        self._accounts: dict[int, _Account] = {}  # By number of a segment, in ascending order.
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # A heap: (time of the last step, number) of each sealed segment.
         # Sorted: (time of the first step, number) of each sealed segment that is not in `_below`.
@@ -187,15 +187,15 @@ class RetentionPolicy:
         for number in self._merged_leftovers(most):
             yield number, 0
             self._merged.discard(number)
-        # As long as a merged segment exists, no other segment is due. If the pack with its rows were removed first, the
-        # rows would count again.
+        # As long as a merged segment exists, no other segment is due. If a pack were removed before a segment that was
+        # merged into it, that segment's rows would count again.
         due = [] if self._merged else self._candidates()
         self.has_more = len(due) > most or bool(self._merged)
         for number in due[:most]:
             steps = self._accounts[number].steps
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps
-            self._forget(number)  # even if another process or a user has removed it already
+            self._forget(number)  # in any case: another process or a user may have removed the segment already
         first = min([next(iter(self._accounts), end), *(numbers[0] for numbers in self._packs.values())])
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
@@ -276,8 +276,8 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # Counting is slow. There cannot be ``capacity`` newer steps before `_kept` has grown by ``capacity - newer``,
-        # so the steps are not counted again before then.
+        # Counting is slow. ``capacity - newer`` steps are missing, so the steps are not counted again until `_kept` has
+        # grown by this number.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 

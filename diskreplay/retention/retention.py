@@ -64,8 +64,8 @@ _NEIGHBOURS = 16
 # The maximum number of segments that one call seals or removes. Each segment that waits to be sealed takes a descriptor
 # for its lock, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
-# The maximum number of merged segments that are removed at once. It is smaller than `_AT_ONCE`: a process that needs
-# room also deletes the folders that other processes are deleting, and these should be few.
+# The maximum number of merged segments that are removed at once. It is smaller than `_AT_ONCE`, because a process that
+# needs room must also delete the folders that other processes moved away.
 _MERGED_AT_ONCE = 8
 # The maximum number of existing segments that no counter includes, because their makers died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
@@ -119,7 +119,7 @@ class Retention:
             # With one segment per episode, many segments wait to be sealed. They are read again only after sealing.
             again = self._root.segment_steps != "episode"
             if self._remove_some(again=again):
-                self._remove_some(again=again)  # the first call may have found packs whose names are not durable
+                self._remove_some(again=again)  # merged segments that the first call found are due only now
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
@@ -138,7 +138,8 @@ class Retention:
 
         With this clock, the times of all segments of a boot can be compared to the nanosecond, even if the wall clock
         was set meanwhile. In a new boot, the clock starts after the latest time in the store, even if the wall clock
-        was set back: the newest steps must not look oldest. The first call is made under the store lock.
+        was set back: the newest steps must not look oldest. The caller holds the store lock at the first call, which
+        reads the newest segments.
         """
         if self._clock is None:
             words, here = self._counters.read(), this_clock()
@@ -200,7 +201,7 @@ class Retention:
             yield building
         finally:
             self._policy.pack_nbytes = 0
-            # If the pack was moved into the store, another process may already be making its pack at this path. No
+            # If this pack was moved into the store, another process may already be making another pack at this path. No
             # other folder can have the inode of this process's folder, because that folder is still open here.
             if own.is_at(building):
                 shutil.rmtree(building, ignore_errors=True)
@@ -377,7 +378,7 @@ class Retention:
             with storage_errors(info.path):
                 return rebuild_copy(info)
         except StorageFull:
-            return True  # Sealing would drop the checksums, so the segment stays as it is until there is room.
+            return True  # The segment waits for room: sealing it now would lose the checksums that prove its rows.
         except (FormatError, OSError):  # Small files do not match their checksums, or cannot be read.
             return False
 
@@ -486,7 +487,7 @@ class Retention:
                 if not is_locked(f"{error.filename}/{layout.COMMITTED}/{layout.LOCK}"):
                     self._set_aside(number, "nothing of it was on the disk when the power failed")
             except (FormatError, FileNotFoundError, NotADirectoryError):
-                continue  # it was evicted, or it is damaged: then readers warn of it, and the user runs repair
+                continue  # the segment was evicted, or is damaged: readers warn of damage, and the user runs repair
         return found
 
     def _remove_some(self, *, again: bool) -> bool:
@@ -558,11 +559,12 @@ def _take_dead_draft(path: str, lock_path: str) -> list[str]:
     try:
         lock = try_lock(f"{path}/{lock_path}")
     except OSError:
-        # The draft has no folder for its lock yet. Its maker died, or is about to make that folder. If both processes
-        # act at once, either this rmdir or the maker's mkdir fails.
+        # The draft has no folder for its lock yet: its maker died, or is about to make the lock's folder. If this
+        # process and the maker act at once, either this rmdir or the maker's mkdir fails.
         with suppress(OSError):
             os.rmdir(path)
-        # The lock's folder is made before anything else. If there are only other files, a power loss took this folder.
+        # The lock's folder is made before anything else in a draft. If a draft has files, but no folder for the lock, a
+        # power loss took that folder.
         if os.path.isdir(path) and lock_path.split("/")[0] not in (names := os.listdir(path)) and names:
             return _take_draft(path)
         return []

@@ -129,7 +129,8 @@ def combine(sums: Sums, size: int, block: int) -> int:
     values, zeros = sums[:-1], _zeros(block)
     while len(values) > 1:
         if len(values) % 2:
-            values = np.concatenate([np.zeros(1, np.uint32), values])  # an empty block in front makes their number even
+            # an empty block in front makes the number of values even
+            values = np.concatenate([np.zeros(1, np.uint32), values])
         values = _multiply(zeros, values[0::2]) ^ values[1::2]
         zeros = _multiply(zeros, zeros)
     last = _zeros(size - (len(sums) - 1) * block)
@@ -148,7 +149,7 @@ def _sum_of_zeros(nbytes: int) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(nbytes: int) -> int:
-    """Return the polynomial x**(8 * nbytes): to multiply CRC-32C's register by it is to append ``nbytes`` zeros."""
+    """Return x**(8 * nbytes): CRC-32C's register is multiplied by this polynomial to append ``nbytes`` zeros."""
     product = 1 << 31  # the polynomial 1, with its bits reversed
     for bit in range(nbytes.bit_length()):
         if nbytes >> bit & 1:

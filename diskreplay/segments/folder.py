@@ -49,7 +49,7 @@ class RewardSums(NamedTuple):
             return np.zeros(len(row)), np.zeros(len(row), np.bool_)
         keys = _key(lane, row)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        # The steps must match too: `repair --salvage` may add steps to the last episode of a lane.
+        # The number of steps must match too: `repair --salvage` may add steps to the last episode of a lane.
         return self.sums[at], (self.keys[at] == keys) & (self.steps[at] == steps)
 
 
@@ -151,7 +151,7 @@ class Folder:
     def division(self, leaf: str) -> tuple[int, int]:
         """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and 1.
 
-        The second number is the minimum number of the array's chunks; see `Pack.division`.
+        The 1 is a lower bound of the array's number of chunks; see `Pack.division`.
         """
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
@@ -224,7 +224,8 @@ class Folder:
         if leaf in info.chunk_rows:  # else the pack has no array of priorities
             read = _row_reader(info, leaf)
             for first, count in ranges:
-                parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)  # without rows between lanes
+                # `split` leaves out rows between lanes
+                parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)
                 found = now.rows_of(before.ids_of(parts[:, 0]))
                 for (row, some), place in zip(parts.tolist(), found.tolist(), strict=True):
                     read(place, rows[at + row - first : at + row - first + some])

@@ -174,9 +174,10 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """Return, for each lane, two numbers of rows that can be trusted, as arrays ``(lanes,)``.
 
     The first array counts rows with a trusted observation, the second array rows in which all fields are trusted.
-    Usually both arrays are mapped counters, which grow while the segment is written. If marks must prove the rows, both
-    are ordinary arrays with the numbers of `SegmentInfo.shown`. If `shown` is None, all bytes that marks cover are
-    read. Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
+    Usually both arrays are mapped counters, which grow while the segment is written. If the counters cannot be trusted,
+    both arrays have the numbers in `SegmentInfo.shown`. If `shown` is None, both arrays have the numbers of rows that
+    marks prove, and all bytes that marks cover are read. Raises FileNotFoundError if the segment was evicted,
+    FormatError if a counter is damaged.
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)

@@ -259,7 +259,7 @@ class _Build:
         codecs = {leaf: codec(n, self._level, blueprint.arrays[leaf].shape) for leaf, n in self._inner_rows.items()}
         documents = blueprint.of_pack(*size, codecs).documents(1, rows, self._rows, self._values)
         for path, document in documents:
-            if path != layout.COMMITTED:  # this folder exists already, with the lock
+            if path != layout.COMMITTED:  # this folder exists already: it has the lock file
                 os.mkdir(f"{folder}/{path}")
             self._group.small(f"{path}/{layout.METADATA}", document)
         for name, table in zip(layout.PACK_TABLES, self.tables.contents, strict=True):

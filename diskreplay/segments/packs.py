@@ -27,7 +27,7 @@ from diskreplay.workers import computed_once
 
 # The maximum size of a table in bytes, so that a forged table cannot fill the memory.
 _MOST_BYTES = 1 << 30
-# The maximum number of times that the folder is listed, because packs may be merged while it is listed.
+# The maximum number of listings of the folder of segments: it is listed again if packs were merged meanwhile.
 _ATTEMPTS = 20
 
 
@@ -85,7 +85,7 @@ class PackTables:
 
     @computed_once
     def first_run(self) -> Ints:
-        """For each segment, the line of ``runs`` with its first lane; at the end, the number of lines of ``runs``."""
+        """The index of each segment's first line in ``runs``, and as a last entry the number of lines of ``runs``."""
         return np.concatenate([[0], np.cumsum(self.lanes)])
 
     def places(self, numbers: Ints) -> Ints:
@@ -173,7 +173,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
     try:
         data = _checked(info, path, read_regular(name, None, _MOST_BYTES))
         with suppress(MappingRefused):
-            return map_file(name, len(data)).array("<i8", shape)  # not copied: such a table may have megabytes
+            return map_file(name, len(data)).array("<i8", shape)  # a mapping, because a table may have megabytes
     except (OSError, FormatError):
         if not (data := table_from_copy(info, path)):
             raise
@@ -284,7 +284,7 @@ def current_numbers(root: Root) -> list[int]:
 
 
 def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
-    """Return the numbers of all segments in ``packs``, and of those packs that were merged into others of ``packs``.
+    """Return the numbers of all segments in ``packs``, and of packs that were merged into a later pack in ``packs``.
 
     ``packs`` maps the number of a pack to the numbers of its segments.
     """
@@ -298,7 +298,7 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return those of ``episodes``, as (first id, steps), whose rows are in the store and were not lost to damage.
+    """Return the episodes, (first id, number of steps) each, whose rows are in the store and not lost to damage.
 
     ``has_lost``: segments may have rows lost to damage, so their attributes are read.
     """
@@ -383,7 +383,7 @@ class KnownPacks:
 
 
 def indexes_of(info: SegmentInfo) -> bytes:
-    """Return the right content for the copy of a pack's indexes; empty if the index in any array's file is damaged."""
+    """Return the indexes of a pack's compressed arrays, concatenated as in their copy; empty if an index is damaged."""
     parts = [InnerChunks(info, leaf).own_index for leaf in sorted(info.compressed)]
     return b"".join(parts) if all(parts) else b""
 

@@ -61,7 +61,7 @@ class Proof(NamedTuple):
 
 
 def prove_by_blocks(info: SegmentInfo) -> Proof | None:
-    """Return the rows that checksums of blocks prove in a copied segment, or None if marks prove as many steps.
+    """Return the rows that checksums of blocks prove in a copied segment; None if marks prove at least as many steps.
 
     None is also returned if the segment is not a copy of a sealed segment. Every chunk is read. Raises FormatError or
     OSError if the attributes or counters are damaged.
@@ -140,7 +140,8 @@ def _show(proof: Proof) -> _Shown | None:
 
     Damaged episodes are returned as lost, so that readers hide them. Readers also read the flags and times of hidden
     rows. So the shown rows of a lane end before the first damaged episode with damaged flags or times, or with missing
-    files. The shown rows also end before a damaged episode at the end of the lane, which may look open to readers.
+    files. The shown rows also end before a damaged last episode of the lane, because such an episode may look open to
+    readers.
     """
     sealed, damage, lanes = proof.sealed, proof.damage, len(proof.rows)
     unreadable, most, rows = _unreadable(sealed, damage), rows_with_files(sealed), proof.rows.copy()
@@ -226,8 +227,8 @@ class _Build:
     def __init__(self, info: SegmentInfo, damage: Damage, folder: str) -> None:
         self._info, self._damage, self._folder = info, damage, folder
         self._group = GroupWriter(folder)
-        # The row of a pack at which each lane begins; 0 for any other segment. `repeat_times` needs these rows, because
-        # it replaces a damaged time by an earlier time of the same lane.
+        # The first row of each lane of a pack; row 0 for a segment that is no pack. `repeat_times` needs these rows,
+        # because it replaces a damaged time by an earlier time of the same lane.
         self._begins = np.zeros(1, np.int64) if info.packed is None else read_tables(info).first_rows
 
     def run(self) -> None:

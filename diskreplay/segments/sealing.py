@@ -214,7 +214,7 @@ def _finish_files(
     else:
         rows, kept = keep_proven_rows(info, salvaged)
     data, group = extent_of(info, rows), GroupWriter(str(info.path))
-    for name in layout.LANE_COUNTERS:  # all get the same content: each can be restored from another counter
+    for name in layout.LANE_COUNTERS:  # all counters get the same content, so that each can be restored from another
         group.note(f"{name}/c.0", rows.tobytes())
     segment = _Finished(info, data, extent_of(info, kept, data), is_live, group)
     _finish_chunks(segment, is_waited_for)
@@ -252,7 +252,7 @@ def _place_table(segment: _Finished) -> None:
 
 
 def _write_sealed_draft(segment: _Finished) -> None:
-    """Write the counters of observed and durable rows, and the sealed zarr.json under another name, with its copy."""
+    """Write the counters of observed and durable rows, and the sealed zarr.json twice: as a draft and as its copy."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)
@@ -378,7 +378,8 @@ def _finish_array(segment: _Finished, array: RowArray) -> None:
     name = f"{array.path}/{layout.METADATA}"
     document = info.rows_document(array.path, longest)
     is_exact = _has_content(f"{info.path}/{name}", document)
-    # The shape covers every chunk that was begun. If the shape is exact, no chunk follows the longest lane's last row.
+    # The shape in zarr.json has the rows of every chunk that was begun. If the shape is already final, no chunk needs
+    # to be removed.
     if not (segment.is_live and is_exact):
         _remove_behind(info, array, _chunk_count(segment, array))
     if not is_exact:
@@ -424,7 +425,7 @@ def count_flags(segment: str, rows: NDArray[np.int64], per_chunk: int) -> int:
 
 
 def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
-    steps = int(kept.sum())  # a row in a hole has no flag: it is a step
+    steps = int(kept.sum())  # flags in holes are 0, and a row with flag 0 is a step
     for first, stop in data_ranges(fd, 0, len(kept) * per_chunk):
         for at in range(first, stop, _BLOCK_BYTES):  # in blocks, so that the collecting process needs little memory
             flags = np.frombuffer(os.pread(fd, min(stop - at, _BLOCK_BYTES), at), np.uint8)

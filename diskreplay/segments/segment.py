@@ -50,8 +50,9 @@ DAMAGE = (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # `read_segment` checks that these paths are no symbolic links, because its callers open them next.
 _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layout.LOCK}")
 
-# The prefix of the folder of a segment that a writer makes in advance, without a number, in the folder of the store's
-# counters. When the segment is needed, `place_segment` gives it a number and moves it to the other segments.
+# The prefix of a draft folder: a writer makes its next segment in advance, without a number, in the folder of the
+# store's counters. When the segment is needed, `place_segment` gives it a number and moves it to the folder of
+# segments.
 DRAFT = "next-"
 _PACK_DRAFT = f"{DRAFT}pack"  # a pack that is being built
 _NO_NUMBER = -1
@@ -90,8 +91,7 @@ class Lost:
     def surplus(self) -> int:
         """The number of rows in all ranges, minus ``steps``.
 
-        The flags that repair writes make each lost row a step, so a count of steps by flags is too large by this
-        number.
+        Repair writes flags that make each lost row a step, so a count of steps by flags is too large by this number.
         """
         return sum(rows for _, rows in self.ranges) - self.steps
 
@@ -130,7 +130,7 @@ class SegmentInfo:
     boot: str
     inode: int
     volume: Volume
-    clock: Clock  # the clock of the boot in which rows were written; a copy keeps it, although its `boot` is empty
+    clock: Clock  # the clock of the boot in which rows were written; a copy has this clock, but an empty `boot`
     created: str
     sealed: bool = False
     steps: int | None = None
@@ -164,7 +164,7 @@ class SegmentInfo:
         return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
 
     def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
-        """Return whether the counter of committed rows is in a file with the recorded inode.
+        """Return whether `inode` is still the inode of the file with the counter of committed rows.
 
         A copy of the segment has another inode, but a snapshot of the volume may have the same.
         """
@@ -189,7 +189,7 @@ class SegmentInfo:
     def kept_until(self) -> int:
         """The time of this sealed segment's newest row, in ns since the epoch.
 
-        The segment is deleted when only rows with later times are to be kept. The times of unproven rows cannot be
+        Retention deletes the segment when it keeps only rows with later times. The times of unproven rows cannot be
         trusted, so these rows count as published when the segment was sealed.
         """
         if self.claimed is None:
@@ -258,7 +258,7 @@ class SegmentInfo:
         with suppress(FileNotFoundError):
             return open_regular(path, nbytes, os.O_RDWR)
         self.root.check_still_there()
-        # The shape is written before the file is made, because a call that finds the file does not write the shape.
+        # The shape is written first, in case of a crash: a later call that finds the file does not write the shape.
         # zarr reads the rows of a missing file as zeros.
         self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
         temporary = f"{self.path}/{leaf}/.new-{chunk}"
@@ -309,7 +309,7 @@ class SegmentInfo:
             for chunk in range(chunks):
                 write_zeros(f"{building}/{changed.arrays[leaf].chunk_key(chunk)}", changed.chunk_nbytes(leaf))
             sync_tree(building)
-            shutil.rmtree(folder, ignore_errors=True)  # from a call that failed after the renaming below
+            shutil.rmtree(folder, ignore_errors=True)  # an earlier call may have failed after the renaming below
             os.rename(building, folder)
             sync_folder(self.path)
         write_atomic(self.path / layout.METADATA, changed.own_document(), synced=True)
@@ -513,7 +513,7 @@ def _build_arrays(
 ) -> None:
     for path, document in blueprint.documents(lanes, chunk_rows, rows):
         folder = f"{building}/{path}"
-        if path != layout.COMMITTED:  # this folder exists already, with the lock
+        if path != layout.COMMITTED:  # this folder exists already: it has the lock file
             os.mkdir(folder)
         write_file(f"{folder}/{layout.METADATA}", document)
         if array := blueprint.arrays.get(path):
@@ -544,7 +544,8 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
 def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
     """Return the attributes in zarr.json, if the segment is sealed there but `read_segment` returned it as unsealed.
 
-    `read_segment` does so for some copies. For all other segments, None is returned. Errors as for `read_segment`.
+    `read_segment` returns some copies as unsealed. For all other segments, None is returned. Errors as for
+    `read_segment`.
     """
     with LookupBelow(str(info.path)) as lookup:
         found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)
@@ -595,8 +596,8 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     if is_whole_copy(info.arrays, str(info.path), info.checksums):
         if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
             return info
-        # Another process is sealing this copy again: before the chunks became read-only, it replaced zarr.json by an
-        # unsealed one.
+        # Another process is sealing this copy again. It replaced the zarr.json by an unsealed one, and then made the
+        # chunks read-only.
         return _read_segment(info.root, info.number, info.path, lookup)
     return dataclasses.replace(
         info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""

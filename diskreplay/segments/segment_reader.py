@@ -140,8 +140,8 @@ def read_lanes(
     """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; all chunks must exist.
 
     ``dense`` is a function that returns these flags, one lane after another. ``dense`` is not called if most flags of a
-    large segment are in holes of its files. In this case, the holes become gaps, so that the memory is bounded by the
-    bytes on disk.
+    large segment are in holes of its files. In this case, the result leaves out the zeros in these holes, as ``gaps``
+    (see `LaneFlags`), to save memory.
     """
     rows = stop - first
     wanted = int(rows.sum())

@@ -57,14 +57,14 @@ class SegmentWriter:
         self._value_columns = {leaf: column for leaf, column in every.items() if leaf not in self.columns}
         self._open_counters()
         self._lane_rows = np.zeros(lanes, np.int64)
-        # Assigning a number of this memoryview is one aligned 8-byte write.
+        # Setting an element of this memoryview is one aligned 8-byte write.
         self.rows = _numbers(self._lane_rows)
         self.final_rows = np.full(lanes, -1)  # by lane: the newest row without a step, which ends an episode; -1: none
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # by lane: the number of rows in arrays of episode fields
         self._reserved_values = np.zeros(lanes, np.int64)
         root = info.root
-        # The episode fields of one episode take as many bytes as this many steps; 0 if segments are limited by steps.
+        # How many steps take as many bytes as the values of one episode; 0 if segments are limited by steps.
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # by lane: each field has disk blocks for this many rows
         self._least_reserved = 0
@@ -315,8 +315,8 @@ class SegmentWriter:
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
-            # The numbers are assigned by index, even for all lanes, because numpy writes indexed numbers as 8 aligned
-            # bytes each, not as blocks of bytes.
+            # The numbers are assigned by index, even for all lanes, because numpy then writes each number at once, as 8
+            # aligned bytes.
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows
@@ -371,9 +371,9 @@ class SegmentWriter:
     def _log(self) -> DurableRows:
         """Return the object that makes marks. The caller must hold it until the mark is made: `close` may drop it."""
         if self._is_closed:
-            return DurableRows(self.info, is_left=True)  # not kept, so its files are closed after the mark
+            return DurableRows(self.info, is_left=True)  # the caller drops this object, which closes its files
         durable = self._durable = self._durable or DurableRows(self.info, self._prefault)
-        if self._is_closed:  # by another thread meanwhile
+        if self._is_closed:  # another thread has called `close` meanwhile
             self._durable = None
         return durable
 
@@ -382,7 +382,7 @@ class SegmentWriter:
 
         If the pages were not touched, the next step of all lanes would cause a page fault for each lane.
         """
-        with suppress(OSError):  # no room for a page: this call only saves time
+        with suppress(OSError):  # the disk is full; touching the pages only saves time
             if (column := self.columns.get(leaf)) is not None:
                 column.prefault(self._lane_rows.copy())
 
@@ -407,7 +407,7 @@ class SegmentWriter:
         for column in (*self.columns.values(), *self._value_columns.values()):
             column.info = info
         if not self._keeps:
-            self._open_counters()  # `CountersByPosition` opens its file by path, and the path is new
+            self._open_counters()  # a `CountersByPosition` opens its file by the path, which has changed
 
     def close(self) -> list[Mapping]:
         """Release every chunk and return the mappings, as `release` does; the lock stays held, as sealing needs it."""
@@ -418,7 +418,7 @@ class SegmentWriter:
     def release(self) -> list[Mapping]:
         """Release every chunk, and return the mappings of the chunks: each is unmapped when nothing refers to it.
 
-        No thread may reserve rows meanwhile: `close` waits until none does, and a forked child has only one thread.
+        No thread may reserve rows meanwhile: `close` waits for such threads, and a forked child has only one thread.
         """
         self._is_closed = True
         self._window, self._window_stop, self._durable = {}, 0, None

@@ -311,8 +311,7 @@ class _Search:
     def _likely(self, lane: int, row: int) -> int | None:
         """Return the original flag of a row in a damaged block, if only one byte of the block was changed; else None.
 
-        The result decides only whether the intact episode before this row ends with the previous row. Readers never get
-        the result.
+        The result only decides whether an intact episode ends with the previous row. Readers never get the result.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
@@ -384,7 +383,7 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return each lost range's range of episode values, and the row after each rewritten episode that has values.
+        """Return two lists: a range of values for each range in ``lost``, and the ends of ``rewritten`` ranges with values.
 
         ``rewritten`` has the ranges of rows of evicted and discarded episodes whose flags are replaced. Values whose
         rows are unknown are counted in the first lost range with damaged flags, or in rewritten episodes if there is no

@@ -31,7 +31,7 @@ QUARANTINE = f"{layout.COUNTERS}/quarantine"
 RECORD = ".record.json"  # the suffix of a record's file name, after the name of its entry
 
 _SEGMENT = re.compile(rf"{layout.SEGMENTS}(?:\.[0-9]+)?/([0-9]{{8,9}})(?:\.[0-9]+)?")
-_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder that has 3 of these is a segment
+_PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3  # a folder with 3 of these arrays counts as a segment
 _TOP = (layout.SEGMENTS, layout.SAMPLERS, layout.LIMITERS, layout.COUNTERS, layout.EVICTIONS)
 _DEEPEST = 8  # the maximum depth of entries in a store's tree
 _MOST_BYTES = 1 << 16  # the maximum size of a record
@@ -116,7 +116,7 @@ def _take_in(root: Path, source: Path, where: str, reason: str, steps: int | Non
     now = str(target.relative_to(root))
     record = {"segment": segment, "path": where, "steps": steps, "reason": reason, "since": time.time()}
     record |= {"rebuilt": True} if rebuilt else {}
-    with suppress(StorageFull):  # without a record, most of its values are derived from the entry
+    with suppress(StorageFull):  # without a record, most values of `Quarantined` are derived from the entry
         write_atomic(_record_path(target), json.dumps(record).encode(), synced=True)
         sync_folder(target.parent)
     move(source, target)
@@ -353,7 +353,7 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            # One byte more than the maximum is read: of a file that is too long, this is no multiple of 8 bytes, and is
+            # One byte more than the maximum is read: the data of a longer file are then no multiple of 8 bytes, and are
             # refused.
             data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:

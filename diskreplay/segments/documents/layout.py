@@ -186,8 +186,8 @@ def subtract_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[in
 def split_range(first: int, stop: int, length: int, most: int = MAX_CHUNK_BYTES) -> Iterator[tuple[int, int, int]]:
     """Split a range at the multiples of ``length``, as the rows of a lane are split into chunks of ``length`` rows.
 
-    Yield (block, start, count): the number of the block of ``length`` items, the start inside this block, and the
-    number of items, at most ``most``.
+    A block has ``length`` items. Yield (block, start, count) for each part: ``count`` items of block number ``block``,
+    from index ``start`` of the block on. No part has more than ``most`` items.
     """
     while first < stop:
         block, inside = divmod(first, length)
@@ -241,7 +241,7 @@ def target_rows(
 def most_lane_rows(lanes: int) -> int:
     """Return the number of rows of one lane at which a segment is full, even if its other lanes have fewer rows.
 
-    Episodes that are open when the segment is full may add many more rows. So the result is a 64th of the number of
-    rows whose positions fit into ids.
+    Open episodes may still add many rows to a full segment, so the result is a 64th of the rows whose positions fit
+    into ids.
     """
     return max(1, (POSITION_MASK // lanes) // 64)

@@ -156,8 +156,9 @@ class StepCounter:
     def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
         """Count the new steps, and return the totals.
 
-        ``look`` returns a `RowsOf`, which tells which rows count. ``look`` is called again if segments were made or
-        deleted meanwhile: a snapshot from before a merge lacks the rows of the pack, and the merged segments are gone.
+        ``look`` returns a `RowsOf`: it says how many rows of each lane to count. ``look`` is called again if segments
+        were made or deleted meanwhile: a snapshot from before a merge lacks the rows of the pack, and the merged
+        segments are gone.
         """
         for _ in range(_ATTEMPTS):
             raw = self._counters.raw()
@@ -310,6 +311,6 @@ class _Growing:
 
     def _chunk(self, chunk: int) -> NDArray[np.uint8]:
         if chunk not in self._flags:
-            self._flags.clear()  # lanes progress together, so a chunk is not needed again soon
+            self._flags.clear()  # all lanes are near the same row, so other chunks are rarely needed
             self._flags[chunk] = self.info.map_numbers(layout.DONE, chunk)
         return self._flags[chunk]

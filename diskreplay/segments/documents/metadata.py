@@ -132,9 +132,9 @@ class Blueprint:
     """The zarr metadata of the groups and arrays that every segment of a store has, except for the shapes.
 
     A blueprint is immutable, and is made once per store: a store may have a segment for each episode, and making a
-    blueprint for each segment would take too long. ``arrays`` has the arrays with rows, by path. ``values`` has the
-    paths of episode fields, and ``paths`` the paths of all folders below a segment, parents first. Segments with
-    initial priorities use the blueprint `with_priority`.
+    blueprint for each segment would take too long. ``arrays`` maps paths to the arrays with one entry per row.
+    ``values`` has the paths of episode fields, and ``paths`` the paths of all folders below a segment, parents first.
+    Segments with initial priorities use the blueprint `with_priority`.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Blueprint:
 
     @computed_once
     def counters(self) -> list[str]:
-        """The paths of the arrays with one number per lane; only makers of segments need them."""
+        """The paths of the arrays with one number per lane."""
         others = {*self.paths} - self.arrays.keys() - self._tables.keys()
         return [path for path in self.paths if path in others and _is_array(self._templates[path])]
 
@@ -225,7 +225,7 @@ class Blueprint:
         return seal_document(self._root, attributes)
 
 
-# Placeholders for the shape and the chunk shape in a zarr.json. No text from zarr-python begins like them.
+# Placeholders for the shape and the chunk shape in a zarr.json; zarr-python writes no such strings.
 _SHAPE, _CHUNK_SHAPE = "@shape", "@chunk_shape"
 
 

@@ -314,7 +314,7 @@ def create_root(
 
 def check_local(path: os.PathLike[str] | str) -> None:
     """Raise FormatError if a path is a URL such as s3://bucket/x, which would be a folder `s3:` here."""
-    # If the URL was made a Path, its two slashes became one, and the working directory may be in front of it.
+    # A `Path` made from a URL has only one slash after the scheme, and may begin with the working directory.
     text, here = os.fspath(path), ""
     with suppress(OSError):  # the working directory was deleted
         here = f"{os.getcwd()}/"

@@ -4,7 +4,7 @@ Tools that update an earlier copy, such as rsync, skip files with unchanged size
 mapped memory may leave the modification time unchanged, so marking and sealing set it.
 
 Sealing removes the write permission of every chunk file, and copying tools keep permissions. So a writable chunk was
-copied before the sealing, or by a tool that does not keep permissions; its checksum shows which.
+copied before the sealing, or by a tool that does not keep permissions; the chunk's checksum shows which of the two.
 """
 
 import errno

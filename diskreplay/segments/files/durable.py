@@ -208,8 +208,8 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
 class FileSystemSync:
     """Syncs a file system repeatedly, and raises every write-back error that occurs after this object was made.
 
-    The system reports an error once to each open file. A file that is opened for each sync would miss errors that were
-    reported to another process before. So this object keeps one file open.
+    The system reports an error once to each open file. This object keeps one file open: a file that is opened for each
+    sync would miss errors that were reported to another process before.
     """
 
     def __init__(self, path: str) -> None:

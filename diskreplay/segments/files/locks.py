@@ -45,8 +45,8 @@ class Lock:
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
-# A fork between the system's lock and the entry in `_held` would give the child an unknown descriptor, and the child
-# would hold the lock for its lifetime. So a fork waits until the entry is made.
+# `_taking` is held until a taken lock is entered in `_held`, so that no fork comes in between. Without the entry, the
+# child would not close its copy of the descriptor, and would hold the lock.
 _taking = threading.RLock()
 
 

@@ -146,7 +146,7 @@ def _disk(path: str, device: int) -> int:
 
 
 def _sequence_number(folder: str) -> int:
-    # A partition has no sequence number; the folder above has the number of its disk.
+    # A partition has no sequence number: the parent folder has the number of the partition's disk.
     for where in ("", "/.."):
         with suppress(FileNotFoundError), open(f"{folder}{where}/diskseq") as file:
             return int(file.read())

@@ -45,7 +45,7 @@ def count_mappings() -> int:
 def relieved_by(release: Callable[[], bool]) -> None:
     """Register a function that frees mappings, and returns whether it has freed any.
 
-    The function is called if the system refuses a new mapping. If it has freed a mapping, the new mapping is tried
+    The function is called if the system refuses a new mapping. If the function returns True, the new mapping is tried
     again.
     """
     _relief.append(release)
@@ -76,8 +76,8 @@ def _refused(error: OSError) -> MappingRefused:
 class Mapping:
     """A shared mapping of one file, which is unmapped when nothing refers to it, or to an array over it, any more.
 
-    Any thread may read the mapping. The code that made it decides which thread may write where. Raises MappingRefused
-    if the system allows this process no more mappings or memory.
+    Any thread may read the mapping. The code that made the mapping decides which thread may write where. Raises
+    MappingRefused if the system allows this process no more mappings or memory.
     """
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool) -> None:
@@ -108,7 +108,7 @@ class Mapping:
         _libc.madvise(self.address, self.nbytes, advice)
 
     def populate(self, start: int, stop: int) -> None:
-        """Make these bytes of the file, which are whole pages, writable without a page fault.
+        """Make bytes ``start`` to ``stop`` of the file, which are whole pages, writable without a page fault.
 
         Raises OSError ENOSPC if a write to them would find the disk full. On Linux before 5.14, which lacks the system
         call, the method does nothing. Only large pages in the page cache need the call, and those versions of Linux do

@@ -26,9 +26,8 @@ def time_bounds(
 ) -> tuple[int, int] | None:
     """Return the smallest and the largest time of a segment's rows, or None if it has no rows.
 
-    ``rows`` has the number of rows of each lane. ``begins`` has row 0, and the rows at which times may decrease.
-    Between two of these rows, times never decrease, so only the first and the last time between them are read. Lost
-    rows do not count.
+    ``rows`` has the number of rows of each lane. ``begins`` has the first row of each part of a lane in which times
+    never decrease. Only the first and the last time of a part are read. Lost rows do not count.
     """
     gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
@@ -108,7 +107,8 @@ def count_until(info: SegmentInfo, time: int) -> int:
     found, guess = 0, 0
     with _Column(folder, info.chunk_rows[layout.TIME], lanes) as column:
         for lane, count in enumerate(rows.tolist()):
-            guess = column.rows_until(lane, count, time, guess)  # lanes that are written in turn have similar counts
+            # the result of one lane is a good guess for the next lane
+            guess = column.rows_until(lane, count, time, guess)
             found += guess
     return found
 
@@ -150,7 +150,7 @@ def repeat_times(
                 if first >= last:
                     continue
                 row, data = chunk * per_chunk + first, np.full(last - first, least, "<i8")
-                begin = begins[np.searchsorted(begins, row) :]  # first rows of later lanes
+                begin = begins[np.searchsorted(begins, row) :]  # the first rows of lanes from `row` on
                 own = last - first if not len(begin) else min(last - first, int(begin[0]) - row)
                 if own:
                     with _Column(folder, per_chunk, lanes) as column:
