@@ -86,7 +86,7 @@ class _Account:
 
     steps: int = 0
     evicted: int = 0  # The number of steps that were evicted by hand.
-    nbytes: int = 0  # Bytes on disk, 0 if the store has no capacity in bytes.
+    nbytes: int = 0  # The number of bytes on disk; 0 if the store has no capacity in bytes.
     info: SegmentInfo | None = None
     first: int = 0  # time of the first row of a sealed segment, in nanoseconds since the epoch; 0 without rows
 
@@ -317,7 +317,7 @@ class RetentionPolicy:
                 self._packs[number] = members
         except FileNotFoundError:
             if not os.path.lexists(path):
-                self._forget(number)  # it is in quarantine; if it is brought back, all segments are read again
+                self._forget(number)  # the segment is in quarantine; after its return, all segments are read again
             return
         except (FormatError, NotADirectoryError, IsADirectoryError):
             # A damaged segment is not removed before it is repaired, but its bytes count.

@@ -507,7 +507,7 @@ class Retention:
 
 
 def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> str:
-    """Move a segment next to the counters, so that it is never seen half deleted; return its new path.
+    """Move a segment to the folder of the counters, so that no reader sees it half deleted; return its new path.
 
     The segment's steps count as evicted: see `eviction_list.removed_path`. The caller holds the store lock. Raises
     StorageFull if the disk has no room for the name.
@@ -522,7 +522,7 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
 
 
 def _finish_removals(root: Root, counters: StoreCounters) -> list[str]:
-    """Count the steps of segments that were moved next to the counters; return the folders to be deleted there.
+    """Count the steps of segments that were moved to the folder of the counters; return the folders to delete there.
 
     The process that moved these segments died, or is deleting them now. A caller that needs the room also deletes these
     folders, without waiting for that process. The caller holds the store lock.

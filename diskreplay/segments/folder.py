@@ -118,7 +118,7 @@ _LINE = 1 << POSITION_BITS  # more rows than a lane can have
 
 GONE = "the segment of these steps was evicted or set aside; draw again"
 
-# If a pack was merged into a later pack, its readers copy rows from that pack, about this many bytes at a time.
+# If a pack was merged into a later pack, its readers copy from the later pack, about this many bytes at a time.
 PART_BYTES = 16 << 20
 
 LACKING = -1

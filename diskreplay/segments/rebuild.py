@@ -443,7 +443,7 @@ def _replace(
 def _is_merged(root: Root, number: int) -> bool:
     """Return whether a pack with another number has rows of the rebuilt segment ``number``.
 
-    If so, the rebuilt segment would be deleted as soon as it replaces the damaged segment.
+    Retention would delete such a segment as soon as it has replaced the damaged segment.
     """
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]

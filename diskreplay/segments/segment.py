@@ -54,7 +54,7 @@ _READ_AT_ONCE = (*layout.LANE_COUNTERS, layout.DONE, f"{layout.COMMITTED}/{layou
 # store's counters. When the segment is needed, `place_segment` gives it a number and moves it to the folder of
 # segments.
 DRAFT = "next-"
-_PACK_DRAFT = f"{DRAFT}pack"  # a pack that is being built
+_PACK_DRAFT = f"{DRAFT}pack"  # the name of the folder in which a pack is built
 _NO_NUMBER = -1
 _END_OF_TIME = 1e12
 # The number of bytes that a disk writes as a unit, and the maximum number of bytes read from a file.
@@ -684,7 +684,7 @@ def is_never_written(segment: str) -> bool:
     after the zarr.json is durable. Any other unreadable zarr.json is damaged.
     """
     blank = _is_blank(f"{segment}/{layout.METADATA}") and has_no_mark(segment)
-    return blank and os.path.isdir(segment)  # checked last: retention may remove the folder meanwhile
+    return blank and os.path.isdir(segment)  # this check is the last, because retention may remove the folder meanwhile
 
 
 def has_no_mark(segment: str) -> bool:

@@ -141,9 +141,9 @@ class Column:
         """Return, for each lane, the number of unused reserved rows at which `wanting` returns the lane.
 
         ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of ``ends``, so that a small
-        store reserves little. It is a quarter of ``ends`` if row ``ends`` begins a new chunk, because creating a file
-        waits for the file system's journal. With many lanes, this quarter is raised to the number of rows in a chunk,
-        because creating pages for all lanes takes the time of many steps.
+        store reserves little. The result is a quarter of ``ends`` if row ``ends`` begins a new chunk, because creating
+        a file waits for the file system's journal. With many lanes, this quarter is raised to a whole chunk of rows,
+        because creating pages for all lanes must begin early.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)

@@ -192,7 +192,7 @@ class SegmentWriter:
         """Write rows in several fields; the rows must be reserved, and are invisible before `publish`.
 
         If ``lanes`` is one lane, the value of a field is an array ``(n, *shape)`` of successive rows, from row ``rows``
-        on. The value may also be the item of row ``rows``: its bytes, or a number or 0-d array that fits the dtype.
+        on. The value may also be row ``rows`` alone: the row's bytes, or a number or 0-d array that fits the dtype.
 
         If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. ``rows``
         has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is

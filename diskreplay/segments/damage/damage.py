@@ -5,8 +5,9 @@ the episodes of these rows are lost. A compressed array has a checksum for each 
 instead of for each block. A step with a damaged initial priority is not lost: the priority becomes 0, which means "not
 given".
 
-Damaged flags hide where episodes begin. For each range of damaged flags, a range of rows is lost. The lost range begins
-at the last known start of an episode up to the first damaged flag, and ends before the next known start of an episode.
+Damaged flags hide where episodes begin. For each range of damaged flags, a range of rows is lost. Let a start be a row
+that is known to begin an episode. The lost range begins with the last start up to the first damaged flag, and ends
+before the next start.
 """
 
 import os

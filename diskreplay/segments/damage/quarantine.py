@@ -319,7 +319,8 @@ def take_out(root: Path, entry: Quarantined) -> str:
     evicted = counters.evicted_after(entry.inserted)
     gone = removed_path(root / layout.COUNTERS, entry.segment or 0, evicted)
     shutil.rmtree(gone, ignore_errors=True)
-    # The record is removed first: if a crash left it without its entry, the steps would be counted as evicted again.
+    # The record is removed first: if a crash left a record without an entry, the steps would be counted as evicted
+    # again.
     _record_path(path).unlink(missing_ok=True)
     os.rename(path, gone)
     sync_folder(path.parent)

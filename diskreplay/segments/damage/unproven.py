@@ -78,13 +78,13 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
     claimed = np.maximum(rows, claimed_rows(info, rows))
     folder = f"{info.path}/{layout.DURABLE}"
     if (claimed > rows).any():
-        # The counters are overwritten below, so the numbers of claimed rows are saved in a file before.
+        # The counters are overwritten below, so the numbers of claimed rows are saved in a file first.
         write_file(f"{folder}/{_CLAIMED}", claimed.tobytes())
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        # From the write protection of the chunks to the end of the sealing, only zarr.json shows that the segment is
-        # unsealed.
+        # Sealing makes the chunks read-only. From then on, readers would trust the copied zarr.json, which says that
+        # the segment is sealed.
         write_unsealed(info)
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:

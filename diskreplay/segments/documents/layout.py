@@ -46,7 +46,8 @@ ROOT_COPY = f"{EVICTIONS}/document"  # a copy of the root's zarr.json
 METADATA = "zarr.json"
 MARKS = f"{DURABLE}/marks"
 LOCK = "lock"
-# The two int64 tables of a pack: MEMBERS has a line for each merged segment, RUNS a line for each lane of them.
+# The two int64 tables of a pack: MEMBERS has a line for each merged segment, RUNS a line for each lane of these
+# segments.
 PACK_TABLES = MEMBERS, RUNS = "members", "runs"
 # The chunks of a pack have room for this many rows after the last row, because flags are read in words of 8 bytes.
 ROWS_BEHIND = 8
@@ -209,8 +210,8 @@ def chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int, lea
 def value_chunk_rows(row_bytes: int, lanes: int, chunk_bytes: int, most_rows: int) -> int:
     """Return the number of rows of each lane in a chunk file of an episode field.
 
-    The number is small, so that the files take little room. With several lanes it is even smaller, because a lane with
-    few ended episodes leaves its part of a chunk empty.
+    The number is small, so that the files take little room. With several lanes the number is even smaller, because a
+    lane with few ended episodes leaves its part of a chunk empty.
     """
     row_of_lanes = max(1, lanes * row_bytes)
     rows = min(floor_power_of_two(min(chunk_bytes, VALUE_CHUNK_BYTES) // row_of_lanes), max(1, most_rows))

@@ -245,7 +245,8 @@ class StepCounter:
                     self._growing[number] = _Growing(info)
             except (FormatError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self._growing.pop(number, None)
-                if self._root.segment_path(number).exists():  # damaged; its steps still count as inserted
+                # the segment is damaged; its steps still count as inserted
+                if self._root.segment_path(number).exists():
                     self._sealed[number] = claimed_steps(self._root.segment_path(number)) or 0
         self._forget_merged()
         there = {*self._sealed, *self._growing}

@@ -159,7 +159,7 @@ class Root:
 
     @property
     def counters_folder(self) -> Path:
-        """The folder of the store's counters. Segments are built in it, and moved into it before they are deleted."""
+        """The folder of the store's counters. Segments are built here, and are moved here before they are deleted."""
         return self.home.path / layout.COUNTERS
 
     @property

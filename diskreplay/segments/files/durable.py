@@ -16,7 +16,7 @@ _WAIT_BEFORE = 1
 _PAGE_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 # Called through PyDLL, pwrite keeps the GIL. Declared argument types would cost half a microsecond a call. Without
-# declared types, numbers are passed as C ints.
+# declared types, numbers are passed as C ints, so larger offsets are left to `write_at`.
 _pwrite_held = ctypes.PyDLL(None).pwrite
 _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
@@ -329,7 +329,8 @@ def _type_number(path: os.PathLike[str] | str) -> int:
 def keeps_reservations(path: os.PathLike[str] | str) -> bool:
     """Return whether a reserved block of a file can always be written, even on a full disk.
 
-    If not, writing to mapped memory on a full disk would end the process by SIGBUS, so files are written with pwrite.
+    On any other file system, writing to mapped memory on a full disk would end the process by SIGBUS, so files are
+    written with pwrite.
     """
     return file_system_type(path) in _WRITE_IN_PLACE
 

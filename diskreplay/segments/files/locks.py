@@ -70,8 +70,8 @@ os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, aft
 def _open_lock(path: os.PathLike[str] | str) -> int:
     """Open a lock's file for writing, and create it if it is missing; only users who may write it may read it.
 
-    Any user who can read the file could hold its lock. So no class of users (owner, group, others) can ever read the
-    file without being allowed to write it, not even just after its creation.
+    Any user who can read the file could hold its lock. So each class of users (owner, group, others) may read the file
+    only if it may also write it, from the file's creation on.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:

@@ -58,7 +58,7 @@ class BootTime(NamedTuple):
     seconds: float
 
 
-# This clock cannot be set, and counts while the machine is suspended. Only Linux has it.
+# This clock cannot be set, and counts while the machine is suspended. Only Linux has this clock.
 CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

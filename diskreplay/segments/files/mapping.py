@@ -60,7 +60,7 @@ def _map(fd: int, nbytes: int, prot: int) -> int:
 
 
 def _unmap(address: int, nbytes: int) -> None:
-    _there.discard(address)  # before munmap, because the next mapping may get the same address
+    _there.discard(address)  # discarded before munmap, because the next mapping may get the same address
     _libc.munmap(address, nbytes)
 
 
