@@ -177,9 +177,9 @@ class RetentionPolicy:
         """Yield (number, steps) of segments that are due for removal, and forget each segment after it was yielded.
 
         At most ``most`` segments are yielded; `has_more` tells whether more are due. The retention horizon is moved
-        before the first segment is yielded. With ``again``, unsealed segments are read again. Without ``again``, their
-        step counts may be too small, which only delays the horizon. A segment whose rows are in a pack is due after
-        `sync_packs`.
+        before the first segment is yielded. With ``again``, unsealed segments are read again. Without ``again``, the
+        step counts of unsealed segments may be too small, which only delays the horizon. A segment whose rows are in a
+        pack is due after `sync_packs`.
         """
         words = self._counters.read()
         end = self._look(words, again=again)

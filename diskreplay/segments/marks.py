@@ -193,7 +193,7 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
 
 
 class MarkLog:
-    """Appends marks to a segment's log. Only one thread at a time may use it.
+    """Appends marks to a segment's log. Only one thread at a time may use this object.
 
     The log stays open and chunks stay mapped until this object is garbage collected.
     """

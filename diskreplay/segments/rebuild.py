@@ -156,8 +156,8 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # The number of values in `Lost` is 0 for a newly damaged episode: its values are counted from its flags, which are
-    # intact.
+    # `Lost` counts no values of a newly damaged episode, because the episode's flags are intact and say which rows have
+    # values.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -457,13 +457,13 @@ def _gave_way(root: Root, number: int) -> bool:
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Move a rebuilt segment that cannot be put in place to quarantine, because only retention may delete it."""
+    """Quarantine a rebuilt segment that cannot be put in place, because only retention may delete segments."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # a folder with a file in it stays, and readers are notified once more
+    with suppress(OSError):  # the folder stays if files are left in it; a later call then notifies readers again
         _side_folder(root, _REPLACED, number).rmdir()
 
 

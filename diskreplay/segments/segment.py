@@ -149,7 +149,7 @@ class SegmentInfo:
     packed: PackSize | None = None  # None: the segment is not a pack. See `packs`
     compressed: dict[str, Compressed] = field(default_factory=dict)  # by path: the compressed arrays of a pack
     # This attribute is not in zarr.json. Readers of a damaged copy of a sealed segment show this number of rows of each
-    # lane, except the episodes in `lost` (see `rebuild.read_shown`). In all other segments, it is None.
+    # lane, except the episodes in `lost` (see `rebuild.read_shown`). In all other segments, `shown` is None.
     shown: tuple[int, ...] | None = None
     # The inode, modification time and size that the segment's zarr.json had when it was read; zeros: not read.
     document: metadata.Identity = field(default=(0, 0, 0), repr=False, compare=False)

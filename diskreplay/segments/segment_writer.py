@@ -69,8 +69,8 @@ class SegmentWriter:
         self._reserved = np.zeros(lanes, np.int64)  # by lane: each field has disk blocks for this many rows
         self._least_reserved = 0
         # The next attributes serve writes to many lanes at once. No lane has more than `most_rows` rows.
-        # `_window` has, for each field, a mapped chunk with the next two rows of every lane. It is valid until a lane
-        # has `_window_stop` rows.
+        # `_window` has, for each field, a mapped chunk with the next two rows of every lane. `_window` is valid until a
+        # lane has `_window_stop` rows.
         self.every_lane = np.arange(lanes)
         self.most_rows = 0
         self._window_stop = 0
@@ -253,7 +253,7 @@ class SegmentWriter:
     def write_values(self, lanes: Any, fields: Named[str, Any]) -> None:
         """Write the values of the episode that ends in a lane, or in each of some lanes; a missing field is zeros.
 
-        The rows must be reserved with `reserve_values`. Items and errors are as for `write`. The values are invisible
+        The rows must be reserved with `reserve_values`. Values and errors are as for `write`. The values are invisible
         before `publish`.
         """
         rows = self._values[lanes]

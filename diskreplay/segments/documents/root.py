@@ -210,7 +210,7 @@ class Root:
             raise
 
     def explain(self, error: BaseException) -> None:
-        """Replace paths through descriptors in an error by users' paths; if the store is gone, raise StoreNotFound.
+        """Put users' paths in place of paths through descriptors in an error; raise StoreNotFound if the store is gone.
 
         StoreNotFound is raised only in place of an OSError or an error of this package.
         """

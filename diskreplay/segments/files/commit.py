@@ -134,7 +134,7 @@ class StoreCounters:
             changed = np.flatnonzero(values != before)
             # If only one word differs from its complement, a process is between its two writes, or died there. In this
             # case the value of the word is used, not that of the complement. FIRST_LIVE is always taken from its
-            # complement: a number that is too low does no harm, and a flipped bit in the word must not hide segments.
+            # complement, because the lower number is safe: a word with a flipped bit must not hide segments.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)

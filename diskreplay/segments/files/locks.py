@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from diskreplay.errors import FormatError, StoreLocked
 
-# The pause between two attempts to take a lock: shorter than making a segment, the usual reason to hold a lock.
+# The pause between two attempts to take a lock. Most locks are held while a segment is made, which takes longer.
 _POLL_S = 0.002
 
 

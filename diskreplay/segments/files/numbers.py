@@ -59,7 +59,7 @@ def _hashed(text: str) -> int:
 
 
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
-    """Return the numbers from ``start`` up to, not including, ``end`` to which a segment may belong.
+    """Return the numbers from ``start`` to ``end``, ``end`` not included, that may have a segment.
 
     A short range is returned whole. Of a long range, which may come from damaged counters, only the numbers of existing
     segments are returned.
