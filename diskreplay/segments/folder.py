@@ -224,7 +224,6 @@ class Folder:
         if leaf in info.chunk_rows:  # else the pack has no array of priorities
             read = _row_reader(info, leaf)
             for first, count in ranges:
-                # `split` leaves out rows between lanes
                 parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)
                 found = now.rows_of(before.ids_of(parts[:, 0]))
                 for (row, some), place in zip(parts.tolist(), found.tolist(), strict=True):

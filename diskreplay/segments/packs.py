@@ -173,7 +173,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
     try:
         data = _checked(info, path, read_regular(name, None, _MOST_BYTES))
         with suppress(MappingRefused):
-            return map_file(name, len(data)).array("<i8", shape)  # a mapping, because a table may have megabytes
+            return map_file(name, len(data)).array("<i8", shape)
     except (OSError, FormatError):
         if not (data := table_from_copy(info, path)):
             raise

@@ -189,7 +189,7 @@ class SegmentInfo:
     def kept_until(self) -> int:
         """The time of this sealed segment's newest row, in ns since the epoch.
 
-        Retention deletes the segment when it keeps only rows with later times. The times of unproven rows cannot be
+        Retention deletes the segment if only rows with later times are kept. The times of unproven rows cannot be
         trusted, so these rows count as published when the segment was sealed.
         """
         if self.claimed is None:

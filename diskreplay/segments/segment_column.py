@@ -92,8 +92,8 @@ class Column:
 
         ``row`` is the first row that needs blocks, and ``rows`` has the number of rows of each lane. The call reserves
         the rows below ``stop`` and some rows after ``stop``, but none beyond the end of the chunk. The call also
-        reserves rows of other lanes that will soon need more (see `_near`). ``ahead`` also includes lanes that
-        `wanting` would return. Raises StorageFull if the disk has no room.
+        reserves rows of other lanes that will soon need more (see `_near`). With ``ahead``, the call also reserves rows
+        of lanes that `wanting` would return. Raises StorageFull if the disk has no room.
         """
         begin = int(self.reserved[lane])
         if row < begin:
@@ -178,8 +178,8 @@ class Column:
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
         lanes = self._near(lane, upto, rows, self._allocated, behind)
-        # If the lanes get all their rows in the chunk, their ranges begin with the first row in the chunk. Ranges of
-        # neighbouring lanes are then adjacent, and are reserved by one call.
+        # If the lanes get all their rows in the chunk, each lane's range begins with the lane's first row in the chunk.
+        # Ranges of neighbouring lanes are then adjacent, and are reserved by one call.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)

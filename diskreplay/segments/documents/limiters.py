@@ -156,9 +156,9 @@ class StepCounter:
     def read(self, look: Callable[[], RowsOf] = lambda: _all_rows) -> Inserted:
         """Count the new steps, and return the totals.
 
-        ``look`` returns a `RowsOf`: it says how many rows of each lane to count. ``look`` is called again if segments
-        were made or deleted meanwhile: a snapshot from before a merge lacks the rows of the pack, and the merged
-        segments are gone.
+        ``look`` returns a `RowsOf`, a function that says how many rows of each lane to count. ``look`` is called again
+        if segments were made or deleted meanwhile: a snapshot from before a merge lacks the rows of the pack, and the
+        merged segments are gone.
         """
         for _ in range(_ATTEMPTS):
             raw = self._counters.raw()

@@ -26,8 +26,8 @@ def time_bounds(
 ) -> tuple[int, int] | None:
     """Return the smallest and the largest time of a segment's rows, or None if it has no rows.
 
-    ``rows`` has the number of rows of each lane. ``begins`` has the first row of each part of a lane in which times
-    never decrease. Only the first and the last time of a part are read. Lost rows do not count.
+    ``rows`` has the number of rows of each lane. Times never decrease within a part of a lane, and ``begins`` has the
+    first row of each part. Only the first and the last time of a part are read. Lost rows do not count.
     """
     gone: dict[int, list[tuple[int, int]]] = {}
     for position, count in lost.ranges:
@@ -150,7 +150,7 @@ def repeat_times(
                 if first >= last:
                     continue
                 row, data = chunk * per_chunk + first, np.full(last - first, least, "<i8")
-                begin = begins[np.searchsorted(begins, row) :]  # the first rows of lanes from `row` on
+                begin = begins[np.searchsorted(begins, row) :]
                 own = last - first if not len(begin) else min(last - first, int(begin[0]) - row)
                 if own:
                     with _Column(folder, per_chunk, lanes) as column:
