@@ -64,7 +64,8 @@ def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -
 def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
     """Return values of a field as a tensor, ``(*leading, *shape)``, that can be copied to a tensor of the field.
 
-    A tensor stays on its device if all values of its dtype fit the field. Axes of length 1 may be missing or added.
+    A tensor stays on its device if all values of its dtype fit the field. `value` may have more or fewer axes of length
+    1.
     """
     shape = leading + field.shape
     if isinstance(value, torch.Tensor) and value.dtype in _fitting(field.dtype):

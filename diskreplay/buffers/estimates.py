@@ -101,7 +101,7 @@ class NextRows(NamedTuple):
     """The next observations of some environments, after one step of a rollout.
 
     `step` is the number of the step in its rollout, and `lanes`, (n,), has the numbers of the environments. `rows` has
-    their observations: tensors (n, ...) by the path of a field.
+    the next observations: tensors (n, ...) by path.
     """
 
     step: int
@@ -144,9 +144,9 @@ class FinalObservations:
     def values(self, schema: Schema, bootstraps: torch.Tensor, value_fn: Callable[[Any], Any]) -> torch.Tensor:
         """Return the value of the next observation at the steps in `bootstraps`, and 0 elsewhere, (steps, num_envs).
 
-        `bootstraps`, (steps, num_envs) bool, is True at steps that need this value. `value_fn` is called once, with
-        observations (n, ...), and returns (n,) or (n, 1). The result is float64, or float32 on a device without
-        float64.
+        `bootstraps`, (steps, num_envs) bool, is True at steps that are bootstrapped with this value. `value_fn` is
+        called once, with observations (n, ...), and returns (n,) or (n, 1). The result is float64, or float32 on a
+        device without float64.
         """
         lacking = bootstraps.clone()
         for step, lanes, _ in self._next_rows:

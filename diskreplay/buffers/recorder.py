@@ -18,7 +18,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.workers import Job, Workers
 from diskreplay.writing.vector_writer import VectorWriter
 
-# `append` waits for the disk while this many steps are unwritten, because each of them keeps its rollout in memory.
+# While this number of steps is unwritten, `append` waits, because each unwritten step keeps its rollout in memory.
 MOST_WAITING = 32
 
 FLAGS = ("terminated", "truncated")
@@ -27,9 +27,9 @@ FLAGS = ("terminated", "truncated")
 class Recorder:
     """Appends steps to a store in their order, in a thread.
 
-    If a step cannot be appended, the next call of a method raises the error, and the steps that wait behind this step
-    are dropped, because their episodes would lack it. Steps that come after the error was raised go to a new writer.
-    Steps that still wait at exit are written.
+    If a step cannot be appended, the next call of `check`, `wait` or `close` raises the error. The waiting steps are
+    dropped, because their episodes would lack the failed step. Steps that come after the error was raised go to a new
+    writer. Steps that still wait at exit are written.
 
     Concurrency: only one thread may call the methods.
     """
@@ -53,7 +53,7 @@ class Recorder:
         step, and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # made here, since only the tensors tell which device has them
+        if self._host_copy is None:  # only a step tells which device has the tensors
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()

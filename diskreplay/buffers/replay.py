@@ -254,7 +254,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     ) -> None:
         """Add one step. The step can be sampled immediately, or with `n_step` above 1 after n - 1 more steps.
 
-        With `num_envs` above 1, add one step of each environment: all values have a leading axis of that length.
+        With `num_envs` above 1, add one step of each environment: all values have a leading axis of `num_envs`.
 
         Parameters
         ----------
@@ -264,8 +264,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         done : bool
             Whether the step terminated its episode, so that it is not bootstrapped. 1 and 0 are accepted, too.
         truncated : bool
-            Whether the episode ended without termination, for example by a time limit. The step is bootstrapped from
-            `next_obs`.
+            Whether the episode ended without termination, for example by a time limit. A truncated step is bootstrapped
+            from `next_obs`.
         mask : (num_envs,) bool, optional
             Environments with False are skipped, for example if they were only reset (NEXT_STEP autoreset).
 

@@ -61,9 +61,9 @@ class RolloutBuffer(Backed):
     The attributes, such as `rewards`, are these tensors without a copy, (steps so far, num_envs, ...). `clear` does not
     change tensors that are still referenced: afterwards, the buffer uses other memory.
 
-    With a `path`, a thread also appends the steps to a store, for later runs and other processes. Reading a field
-    or `store` waits for that thread. An error of the store is raised by the next call. The store then lacks the steps
-    that were waiting, and the buffer still has all steps.
+    With a `path`, a thread also appends the steps to a store, for later runs and other processes. Reading a field or
+    `store` waits for that thread. If the store cannot take a step, the next call raises the error. The store lacks this
+    step and the steps that were waiting, and the buffer still has all steps.
 
     On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless final
     observations are given. With a `path`, the thread copies the steps to the CPU, on its own stream.
@@ -354,7 +354,7 @@ class RolloutBuffer(Backed):
 
         A truncated step is bootstrapped with the value of its final observation, and the chain of lambda stops there
         (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). That value comes from `value_fn` or from
-        `final_values`. Without these two arguments, the value of the step's own observation is used, with a warning the
+        `final_values`. If both are None, the value of the truncated step's own observation is used, with a warning the
         first time. This is a good approximation if an observation differs little from the next observation.
 
         Parameters

@@ -196,9 +196,9 @@ def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
 def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: bool = False) -> bool:
     """Return whether a first observation has a leading axis of one environment.
 
-    With a known `shape`, the observation must be (1, *shape). Without a known shape, all leaves must have a leading
-    axis of length 1. In addition, at least one leaf must have more axes, or `batched` must be True. `batched` says that
-    other values of the step have the axis.
+    With a known `shape`, the observation must be (1, *shape). Without a known shape, the first axis of every leaf must
+    have length 1. At least one leaf must have a second axis, unless `batched` is True. `batched` says that other values
+    of the step have the axis of environments.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)

@@ -201,11 +201,11 @@ class Batch(Mapping[str, Tree]):
     def to_tensordict(self) -> "TensorDict":
         """Return the batch as a TensorDict with TorchRL's keys. The TensorDict shares memory with the batch.
 
-        `obs` has the key "observation"; if it is nested, its own keys are at the root instead. `next_obs` has the same
-        keys below "next". `reward`, `terminated` and `truncated` keep their names below "next", where "done" is true if
-        either flag is true. `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and `weight` is
-        "priority_weight". Other fields keep their names, at the root. Rewards, flags and `n_steps` have a trailing axis
-        of length 1.
+        An `obs` of one tensor has the key "observation". If `obs` is a dict or tuple, its keys are at the root.
+        `next_obs` has the same keys below "next". `reward`, `terminated` and `truncated` keep their names below "next",
+        where "done" is true if either flag is true. `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and
+        `weight` is "priority_weight". Other fields keep their names, at the root. Rewards, flags and `n_steps` have a
+        trailing axis of length 1.
 
         The batch size is the shape of `reward`: (B,), or (B, L) for sequences. Fields with one value for each sequence
         are expanded over its L steps.
@@ -301,7 +301,8 @@ _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
-# torch can neither fill nor pickle tensors of the unsigned dtypes. A zero has the same bytes in the signed dtypes.
+# torch can neither fill nor pickle tensors of these unsigned dtypes. Zeros are written through a view with the signed
+# dtype, where a zero has the same bytes.
 _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -325,10 +326,10 @@ class Windows(NamedTuple):
 
 
 def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
-    """Return the place of each sequence's first step, (n,), and each sequence's number of steps, (n,).
+    """Return the position of each sequence's first step, (n,), and each sequence's number of steps, (n,).
 
     `ends`, (steps, columns), is True at the last step of an episode, where a sequence ends, too. No sequence has more
-    than `length` steps. The place of the step in row r and column c is c * steps + r.
+    than `length` steps. The position of step r of column c is c * steps + r.
     """
     first = np.ones(ends.shape, np.bool_)
     first[1:] = ends[:-1]
@@ -492,10 +493,10 @@ def _over_steps(value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def _leaves(tree: Any, above: tuple[str, ...], shape: torch.Size) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the tensors of a tree, expanded over all steps, by their keys in the root of the TensorDict.
+    """Return the tensors of a tree by their keys in the TensorDict, each tensor expanded over all steps.
 
-    Such a key has all names from the root on, so that the items of an extra field named "next" are merged with
-    TorchRL's "next".
+    A key is a tuple of names, such as ("next", "reward"). So an extra field named "next" does not replace TorchRL's
+    "next".
     """
     if isinstance(tree, torch.Tensor):
         return {above: _over_steps(tree, shape)}

@@ -73,10 +73,9 @@ class BufferPool:
     """The memory of batches: a `Slot` for each batch that is alive, and some spare slots. Any thread may take a slot.
 
     A slot's arrays are made once, and the tensors of each batch in the slot are made of these arrays. A tensor holds a
-    reference to its array. Every view of the tensor holds such a reference, too, through the tensor's storage, and so
-    does every array made of a view. When the reference counts of a slot's arrays are back at their first values,
-    nothing else refers to the memory. The arrays are not made again for each batch, because that would take 20 of the
-    140 microseconds of a small batch.
+    reference to its array. Views of the tensor, and arrays made of these views, also refer to the array, through the
+    tensor's storage. A slot is free when its arrays have the reference counts that they had in the new slot. The arrays
+    are not made again for each batch, because that would take 20 of the 140 microseconds of a small batch.
 
     ``allocate(nbytes)`` returns uint8 memory, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads
@@ -245,10 +244,10 @@ WARM_BATCHES = 32
 
 
 class Readahead:
-    """Requests the wide rows of batches from disk before the rows are used, as long as batches read from disk.
+    """Requests the wide rows of batches from disk before the rows are used; pauses while the rows are in memory.
 
-    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is True if a field of the schema has such rows; otherwise, no
-    method needs to be called.
+    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is True if a field of the schema has wide rows. If ``wide`` is
+    False, no method needs to be called.
 
     Concurrency: `ask` may run in another thread than the other methods.
     """
@@ -261,7 +260,10 @@ class Readahead:
 
     @property
     def cold(self) -> bool:
-        """True if `wide`, in the first `WARM_BATCHES` batches, and in as many batches after each read from disk."""
+        """Whether `ask` requests rows.
+
+        False if `wide` is False, or after `WARM_BATCHES` successive batches without a read from disk.
+        """
         return self.wide and self._asks > 0
 
     def ask(self, snapshot: Snapshot, ids: NDArray[np.int64]) -> Pages:
@@ -321,7 +323,7 @@ class Destination:
 class Gatherer:
     """Makes batches of one view. One thread at a time may call `gather`, and one thread at a time `to_batch`.
 
-    `draw_fields` maps the names of fields about a batch's draw (see `OF_DRAWS`) to positions in `Block.arrays`.
+    `draw_fields` has the position in `Block.arrays` of each field that describes the draw (see `OF_DRAWS`), by name.
     `threads`, if any, copy parts of large arrays, until `close` ends these threads.
     """
 
@@ -377,7 +379,7 @@ class Gatherer:
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, fields = self._pool.acquire(leaves, len(ids))
-        if entropy is not None or self._is_seeded:  # `_is_seeded`: an interrupt ended the last call
+        if entropy is not None or self._is_seeded:  # the reader keeps a seed if an interrupt ended the last call
             self._is_seeded = True
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
@@ -437,7 +439,7 @@ _AT_ONCE = 256
 
 
 class ItemErrors:
-    """Computes errors of a view's items from the errors of their steps.
+    """Reads the loss masks of a view's items, and computes the items' initial |td|.
 
     Not thread-safe: a sampler calls it under its lock.
     """
@@ -467,9 +469,9 @@ class ItemErrors:
     def initial(self, snapshot: Snapshot, ids: Ints, eta: float) -> Floats:
         """Return the initial |td| of items, (n,), from the initial priorities of their steps.
 
-        The |td| of a window is eta · max + (1 - eta) · mean of the initial priorities of the window's steps in the loss
-        mask. The |td| is NaN if none of these steps has an initial priority, or if the segment was evicted since the
-        snapshot.
+        The |td| of a window is eta · max + (1 - eta) · mean of the initial priorities of the steps that the window's
+        loss mask selects. The |td| is NaN if none of these steps has an initial priority, or if the segment was evicted
+        since the snapshot.
         """
         blocks = []
         for at in range(0, len(ids), _AT_ONCE):

@@ -20,7 +20,7 @@ from diskreplay.sampling.sampler import Sampler
 from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.schema.schema import TupleRecord
 
-# The bits of an id from this bit on hold the number of its sampler. The ids of a store reach these bits only after 8
+# In mixed ids, the bits from this bit on are the number of the sampler. The ids of a store reach this bit only after 8
 # million segments.
 SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
@@ -30,8 +30,8 @@ class MixedSampler(IterableDataset[Batch]):
     """Draws each batch from several samplers, with a fixed share for each.
 
     A batch has the items of the first sampler, then the items of the second, and so on. The `index` of a batch contains
-    the number of each item's sampler, so only this mixed sampler can use the `index`. Each sampler gives its own items
-    their weights.
+    the number of each item's sampler, so only this mixed sampler can use the `index`. The weight of an item comes from
+    the item's sampler.
 
     The samplers may have different stores, views or distributions. For example, half of a batch may be 1-step
     transitions and the other half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded
@@ -102,7 +102,7 @@ class MixedSampler(IterableDataset[Batch]):
         return batch
 
     def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
-        """Draw each part of the first planned batch that is not in `drawn`, and add it to `drawn` by sampler number."""
+        """Draw the parts of the first planned batch that `drawn` lacks; add them to `drawn` by sampler number."""
         for source, sampler in enumerate(self._samplers):
             if planned[0][source] and source not in drawn:
                 sizes = [counts[source] for counts in planned if counts[source]]

@@ -32,7 +32,7 @@ PIECE_BYTES = 8 << 20
 # An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). An
 # outlier makes the standard deviation of all values useless.
 _FAR = 1e6
-# A value is an outlier, too, if its magnitude is at least the outlier's magnitude divided by this factor.
+# The other values exclude every value whose magnitude is at least the outlier's magnitude divided by this factor.
 _ALIKE = 1e3
 # Values of larger magnitude are left out like infinities: the sums of squares of their returns would be infinite.
 _LARGEST = 1e140
@@ -47,7 +47,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> "Moments":
-        """Return the moments of no values. Normalisation by their mean 0 and variance 1 changes nothing."""
+        """Return the moments of no values: mean 0 and variance 1, by which normalisation changes nothing."""
         return cls(0.0, np.zeros(shape), np.ones(shape))
 
     @classmethod
@@ -108,8 +108,8 @@ class StoreMoments:
     moments : dict of str to Moments
         The moments by leaf, and the moments of returns as `RETURN`. Counting steps replaces this dict by a new one.
     not_finite : int
-        The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that
-        leaf, or of returns, leave these steps out. In the returns of later steps, such a reward counts as 0.
+        The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. Such a step is left
+        out of the moments of that leaf, or of returns. In the returns of later steps, such a reward counts as 0.
     """
 
     def __init__(self, fields: Mapping[str, Field], rewards: Sequence[tuple[str, Any, Any]], gamma: float) -> None:
@@ -168,7 +168,7 @@ class StoreMoments:
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
 
     def _list_lanes(self, snapshot: Snapshot) -> None:
-        """Reorder `_newest` and `_returns` for a snapshot of another generation, in which lanes have other indices."""
+        """Reorder `_newest` and `_returns` for a snapshot in which lanes have other indices."""
         known = self._newest >= 0
         newest, returns = self._newest[known], self._returns[known]
         at = snapshot.visible.places(newest)
@@ -195,7 +195,7 @@ class StoreMoments:
         return runs.select(order)
 
     def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats, int]:
-        """Return the moments with the steps of `runs` added, each step's return, and the number for `not_finite`."""
+        """Return the moments with the steps of `runs` added, each step's return, and the increase of `not_finite`."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
         is_finite = np.ones(len(ids), np.bool_)
         if self._plan is None:
@@ -281,9 +281,9 @@ def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
 def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | None:
     """Return an outlier (see `_FAR`) of a column of `values`, and the other values' standard deviation; or None.
 
-    The outlier is the value of largest magnitude. The other values are the earlier values, which have the moments
-    `known`, and the values of the column that are not within a factor of `_ALIKE` of the outlier. The other values must
-    be at least half of all values.
+    The outlier is the value of largest magnitude in its column. The other values are the earlier values, whose moments
+    are `known`, and the column's values of magnitude below the outlier's magnitude divided by `_ALIKE`. If the other
+    values are less than half of all values, there is no outlier.
     """
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
@@ -338,10 +338,10 @@ class Normalize(OneOwner, Transform):
     dtype, and other dtypes become float32.
 
     The statistics follow the store as it grows. Each step counts once, when the sampler first sees it, even if it is
-    never drawn. Evicted steps still count. New steps are merged when a batch is drawn; the first batch reads the whole
-    store. A batch is normalised by the statistics that were current when the batch was drawn. The statistics are part
-    of the sampler's saved state. Stored values never change. Padding and missing observations are zeros before
-    normalisation.
+    never drawn. Evicted steps still count. New steps are added to the statistics when a batch is drawn, so the first
+    batch reads the whole store. A batch is normalised by the statistics that were current when the batch was drawn. The
+    statistics are part of the sampler's saved state. Stored values never change. Padding and missing observations are
+    zeros before normalisation.
 
     A step with NaN, an infinity or a number beyond 1e140 in a leaf or in its reward is left out of the statistics of
     that leaf, or of returns. The first of these steps causes a warning, and `Sampler.stats` has the number of such

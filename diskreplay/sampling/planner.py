@@ -89,8 +89,7 @@ class Target:
 
     `distribution` is the sampler's argument. `own` is a distribution that the view made, and that draws in place of
     `distribution`; None: the view made none. `bounded` draws within `max_size`, and `active` within all limits.
-    `errors` computes the errors of items from errors of steps. `random` is True if batches depend on random numbers in
-    addition to their ids.
+    `random` is True if batches depend on random numbers in addition to their ids.
     """
 
     view: View
@@ -113,7 +112,7 @@ class Target:
 
     @property
     def kind(self) -> str:
-        """A text that is equal for two targets if their samplers can load each other's states."""
+        """A text that a saved state contains: a sampler refuses a state with another text."""
         return json.dumps(self.view.kind) + (self.own.key if self.own is not None else "")
 
     def ids(self) -> Ints:
@@ -180,20 +179,20 @@ class Planner:
         self.queue: deque[Plan] = deque()
         # Undelivered plans that `draw_other_size` drew, by the size of their batches.
         self._other_sizes: dict[int, Plan] = {}
-        self._returned = _NONE  # ids of dropped plans, to draw again, if the distribution gives each id once
+        self._returned = _NONE  # ids of dropped plans, to be drawn again; empty if draws may repeat ids
         self._priorities: Prioritized | None = None
         limits = Limits(
             None if max_times_sampled is None else TimesSampled(max_times_sampled),
             None if max_size is None else Indices(max_size, remover, int(self.rng.integers(1 << 62))),
         )
         self._check_target(view, distribution, limits)
-        self._cursors: dict[str, Any] = {}  # states of the distributions that earlier views made, by key
+        self._cursors: dict[str, Any] = {}  # the states of earlier views' distributions, by `Distribution.key`
         self.target = self._target_of(view, self._claim(distribution), {}, limits)
 
     def set_target(self, view: View, distribution: Distribution) -> None:
         """Use this view and this distribution from now on, and drop the batches that were drawn ahead.
 
-        After an interrupt, either nothing has changed, or everything has changed. The call may be repeated.
+        After an interrupt, either nothing has changed, or everything has changed. It is safe to repeat the call.
         """
         before, cursors = self.target, self._cursors
         self._check_target(view, distribution, before.limits)
@@ -270,10 +269,12 @@ class Planner:
         return queue[0]
 
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
-        """Draw a batch and keep its plan in place of `instead`, in `_other_sizes` if `is_other_size`, or in the queue.
+        """Draw a batch, keep its plan, and return the plan.
 
-        The draw of an ended distribution is empty, and its plan is kept only if the queue is empty. After an interrupt
-        before the plan is kept, the distribution is as before the call.
+        The plan replaces the plan `instead`, if given. Without `instead`, the plan is kept in `_other_sizes` if
+        `is_other_size` is True, else in the queue. An ended distribution gives an empty draw, and the queue gets the
+        plan of an empty draw only if the queue is empty. If an interrupt comes before the plan is kept, the
+        distribution is as before the call.
         """
         active, plan = self.target.active, None
         before = (active.place(), self._returned) if active.gives_once else None
@@ -297,7 +298,7 @@ class Planner:
             raise
 
     def draw(self, size: int, refresh: bool, lost: Draw | None = None) -> Plan:
-        """Draw one batch from the store's snapshot, in place of the draw `lost` if given, and return its plan."""
+        """Draw one batch from the store's snapshot, and return its plan; if `lost` is given, replace this draw."""
         snapshot = self._store.newest_snapshot() if refresh else self._store.snapshot
         target = self.target
         population, active = target.population, target.active
@@ -332,7 +333,7 @@ class Planner:
         return Plan(snapshot, draw, size, entropy, draw_info)
 
     def current_draw_info(self, names: Sequence[str], ids: Ints, snapshot: Snapshot) -> DrawInfo:
-        """Return these fields of a draw, as if it drew `ids` now; ids that cannot be drawn have probability 0."""
+        """Return the fields that a draw of `ids` would have now; ids that cannot be drawn have probability 0."""
         self.target.population.refresh(snapshot)
         draw_info = self.target.draw_info_of(names, ids)
         if "probability" in draw_info:

@@ -112,10 +112,10 @@ class Statistics:
 
 
 class Payments:
-    """Reports the steps that a sampler draws to its `limiter`, which may be None.
+    """Reports to a `limiter` how many steps a sampler draws; if `limiter` is None, reports nothing.
 
-    `steps` is the smallest number of steps of a batch. Raises ValueError if the limiter could never allow that number.
-    ``paid`` is the number of steps reported by a call that failed later: these steps count for the next batch.
+    `steps` is the number of steps of the smallest batch. Raises ValueError if the limiter could never allow that
+    number. ``paid`` is the number of steps reported by a call that failed later: these steps count for the next batch.
     """
 
     def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
@@ -218,7 +218,7 @@ class Sampler(IterableDataset[Batch]):
         that can still be drawn keep the ratios of their probabilities. `Rollouts` and a `Sweep` refuse this limit,
         because they decide how often each id is drawn.
     max_size : int or None
-        The largest number of ids of a kind that this sampler draws from, over all ranks; None: no limit. When this
+        This sampler draws from at most this number of ids of each kind, over all ranks; None: no limit. When this
         number is reached, each new id replaces an old id. The old id is never drawn again, but the store keeps its
         steps. `Rollouts` and a `Sweep` refuse this limit.
     remover : {"oldest", "lowest_priority", "random"}
@@ -329,7 +329,7 @@ class Sampler(IterableDataset[Batch]):
                 self.view = self._view
 
     def _sample_first(self, sizes: Sequence[int], beta: float | None) -> Batch:
-        """Draw a batch of the first of these sizes; batches of the other sizes are made ahead."""
+        """Draw a batch of `sizes[0]` items; batches of the later sizes are made ahead."""
         with self._lock:
             self._sizes = tuple(sizes[: self._makers.planned])
             return self.sample(sizes[0], beta)
@@ -426,9 +426,9 @@ class Sampler(IterableDataset[Batch]):
         StopIteration
             A `Sweep` has ended, which also ends `for batch in sampler`.
         ValueError
-            `batch_size` is not a positive int, or `beta` is given to a distribution without weights. Or a batch of
-            `Episodes` has too many steps for the limiter's `error_buffer`, and the limiter has no timeout: the batch is
-            dropped.
+            `batch_size` is not a positive int, or `beta` is given to a distribution without weights. Also raised if a
+            batch of `Episodes` has too many steps for the limiter's `error_buffer`, and the limiter has no timeout;
+            this batch is dropped.
         """
         size = self._batch_size if batch_size is None else int_argument("batch_size", batch_size)
         with self._lock:
@@ -481,7 +481,7 @@ class Sampler(IterableDataset[Batch]):
                     gathered = makers.gatherer.gather(plan.snapshot, ids, plan.entropy, plan.draw_info)
                 elif makers.prefetcher is not None:
                     gathered = makers.prefetcher.wait(gathered)
-                    plan.gathered = None  # so that the batch is gathered again if an interrupt comes below
+                    plan.gathered = None  # if an interrupt comes now, the next call gathers the batch again
                 if not self._transforms:
                     batch = makers.gatherer.to_batch(gathered, weights)
                 else:
@@ -604,8 +604,8 @@ class Sampler(IterableDataset[Batch]):
         Raises
         ------
         ValueError
-            `state` is not a sampler's state, or belongs to another store, distribution or kind of view. Or `state` has
-            batches that were drawn ahead or refused, and their size is not this sampler's batch size. Nothing is
+            `state` is not a sampler's state, or belongs to another store, distribution or kind of view. Also raised if
+            `state` has batches, drawn ahead or refused, of another size than this sampler's batch size. Nothing is
             changed.
         """
         self._load(state)
@@ -704,13 +704,14 @@ class Sampler(IterableDataset[Batch]):
         return left
 
     def __bool__(self) -> bool:
-        """Return True. By its length, a sampler would be false when no batch is left."""
+        """Return True, even if no batch is left and `len` returns 0."""
         return True
 
     def stats(self) -> dict[str, float]:
         """Return counts and times of the sampler, by name.
 
-        - `batches` and `steps`: delivered batches, and delivered steps of the environment (a window of 20 is 20 steps)
+        - `batches`: the number of delivered batches
+        - `steps`: the number of delivered steps of the environment (a window of 20 is 20 steps)
         - `steps_per_second`: delivered steps a second, since the first batch was requested
         - `replay_ratio`: delivered steps per step in the store (after `close`: per step that the store then had)
         - `seconds_planning`: drawing ids, and waiting for a limiter

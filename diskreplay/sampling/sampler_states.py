@@ -73,7 +73,7 @@ class PlannerState(NamedTuple):
             priorities = None if kept is None else Prioritized(**kept["arguments"])
             if priorities is not None:
                 priorities.load_state_dict(kept["state"])
-            # Each distribution checks the rest of its state when it loads the state.
+            # Here only the shapes of cursors are checked: each distribution checks its state when it loads the state.
             cursors = {
                 str(key): dict(zip(map(str, cursor), columns(cursor, cursor), strict=True))
                 for key, cursor in state["cursors"].items()
@@ -98,8 +98,8 @@ class PlannerState(NamedTuple):
 def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
     """Return the numbers `batch_size`, `paid`, `batches` and `steps` of a sampler's state, by name.
 
-    Raises ValueError if `state` is not a sampler's state, is from a newer release, is of another store than the one
-    with the UUID `store`, or has drawn batches of another size than `batch_size`.
+    Raises ValueError if `state` is not a sampler's state, has another version, or is of a store with another UUID than
+    `store`. Also raises ValueError if batches drawn ahead have another size than `batch_size`.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is not a state of a sampler, but {type(state).__name__}")
@@ -122,7 +122,7 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
 
 
 def replace_attributes(changes: Sequence[Change]) -> None:
-    """Replace attributes of objects in a single call of C, which no signal handler can interrupt."""
+    """Replace attributes of objects in a single call of a C function, which no signal handler can interrupt."""
     owners, attributes = [vars(owner) for owner, _ in changes], [new for _, new in changes]
     deque(map(dict.update, owners, attributes), maxlen=0)
 

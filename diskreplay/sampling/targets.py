@@ -26,8 +26,8 @@ def nstep_targets(
     """Compute the n-step target of every step of a batch of windows (Kapturowski et al. 2019, section 2.3).
 
     The target of step t is ``sum(gamma**i * reward[t + i] for i in range(k)) + gamma**k * values[t + k]``, without the
-    last term if one of the k steps terminated. k is n or less: the sum ends with the window, with the last real step
-    (see `mask`), and with a terminated or truncated step. So the last steps of a window inside an episode have targets
+    last term if one of the k steps terminated. k is n, or less if the sum reaches the end of the window, the last real
+    step (see `mask`), or a terminated or truncated step. So the last steps of a window inside an episode have targets
     of fewer steps, and a truncated episode bootstraps from its final observation.
 
     Nothing is detached: if `values` has a gradient, so have the targets. For fixed targets, call this under
@@ -49,7 +49,8 @@ def nstep_targets(
         Number of steps in a sum.
     gamma : float or Tensor
         Discount per step, 0 to 1. Or a tensor (batch, length) with the discount after each step, such as gamma times
-        the environment's discounts. Then ``gamma**i`` is the product of the discounts of the i steps from t on.
+        the environment's discounts. With a tensor, ``gamma**i`` is the product of the discounts of the i steps from t
+        on.
     mask : Tensor or None
         (batch, length), True at real steps; None: all steps are real. Targets of other steps are 0.
     truncated : Tensor or None
@@ -247,8 +248,8 @@ class _Steps(NamedTuple):
     """A batch of windows in float64, (batch, length), with 0 at padded steps.
 
     `discount` is the discount after a step, and `following` the value of the next observation; both are 0 if the step
-    terminated. `continues` is whether sums continue with the next step, and `real` whether a step is not padding.
-    `dtype` is the dtype of the targets.
+    terminated. `continues` is True where sums go on to the next step, and `real` is False at padded steps. `dtype` is
+    the dtype of the targets.
     """
 
     reward: torch.Tensor

@@ -43,7 +43,7 @@ class Transform(ABC):
 
     @abstractmethod
     def apply(self, batch: Batch, leaves: Sequence[str], prepared: Arrays, entropy: Sequence[int]) -> Result:
-        """Return the new batch, or a dict of the new fields. `entropy` seeds a `random` transform."""
+        """Return the new batch, or a dict of the new fields. `entropy` seeds the random numbers."""
 
     def prepare(self, snapshot: Snapshot) -> Arrays:
         """Return the arrays that `apply` needs for a batch from this snapshot; called in the order of the draws."""
@@ -323,7 +323,7 @@ class RandomShift(Transform):
             size = padded.shape[axis]
             before, behind = padded.narrow(axis, 0, 1), padded.narrow(axis, size - 1, 1)
             padded = torch.cat([*[before] * self._pad, padded, *[behind] * self._pad], axis)
-        # Each row of the result is copied in one piece, from index `frame + row` on of the flattened padded frames.
+        # Each row of the result is one piece of the flattened padded frames. The piece begins at index `frame + row`.
         items, channels, lines, columns = padded.shape
         frame = torch.arange(items * channels, device=down.device).view(items, channels, 1) * (lines * columns)
         row = (torch.arange(height, device=down.device) + down[:, None])[:, None] * columns + right[:, None, None]

@@ -32,10 +32,10 @@ def warmup(
     Compiled kernels are kept on disk: after the first call on a machine, a call takes a fraction of a second. Without
     arguments, all kernels are compiled.
 
-    With a store and a view, only the kernels of a sampler with these arguments are compiled. The other one-time work of
-    such a sampler's first batch is done, too. For this, a store of the same schema with one short episode is made in a
-    temporary folder and sampled with a copy of the distribution. A `value_fn` is called with an observation of zeros.
-    Only the schema and the limits of the given store are read.
+    With a store and a view, only the kernels of a sampler with these arguments are compiled. Other work that only the
+    first batch of a sampler needs is done, too. For this, a temporary store of the same schema, with one short episode,
+    is sampled with a copy of the distribution. A `value_fn` is called with an observation of zeros. Only the schema and
+    the limits of the given store are read.
 
     Parameters
     ----------

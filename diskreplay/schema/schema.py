@@ -186,8 +186,8 @@ class Schema:
         Raises
         ------
         SchemaError
-            If a space, or a space inside it, cannot be stored. If ``dtype_map`` maps anything but dtypes, or maps
-            floats to integers, because floats are never cast to integers. The message says which.
+            If a space, or a space inside it, cannot be stored, or ``dtype_map`` is invalid; the message says which.
+            ``dtype_map`` must map dtypes to dtypes, and must not map floats to integers.
         """
         prefix = "single_" if hasattr(env, "single_observation_space") else ""
         try:

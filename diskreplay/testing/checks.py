@@ -19,7 +19,7 @@ _CLOCK_SLACK_S = 5.0
 COMPUTED = ("reward", "discount")
 """Fields of a transition that are sums or powers.
 
-In such a field, the float32 values of the store and of the reference may differ in the last digit.
+In these fields, the float32 values of the store and of the reference may differ in the last digit.
 """
 
 
@@ -163,7 +163,7 @@ def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) ->
 
 
 def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """End each open episode of the model that the store's writer cut for a new segment and did not continue."""
+    """In the model, end each open episode that the store's writer cut for a new segment and did not continue."""
     newest: dict[int, int] = {}
     waiting: list[tuple[ModelEpisode, Any]] = []
     for lane in model.lanes():

@@ -30,7 +30,7 @@ class ModelEpisode:
     """Consecutive steps of a lane.
 
     - `final`: the observation after the last step, if it is known; an open episode may have it, too.
-    - `derived`: whether no row marks the end. Without such a row, readers see the end when another episode follows in
+    - `derived`: True if no row marks the end of the episode. Readers see a derived end when another episode follows in
       the lane, or when the segment is sealed.
     - `hidden`: the number of the episode's oldest steps that the store's capacity hides.
     - `evicted`, `discarded`: whether the episode was evicted or discarded, and so has no visible step.
@@ -78,9 +78,9 @@ class ModelEpisode:
 
     @property
     def window_end(self) -> int:
-        """The number of steps that windows may contain.
+        """The number of the episode's steps that windows may contain.
 
-        The last step is left out if it did not terminate the episode, and no observation after it is known.
+        The last step is left out if it did not terminate the episode, and no observation after this step is known.
         """
         return len(self.steps) if self.terminated or self.final is not None else len(self.steps) - 1
 
@@ -94,9 +94,10 @@ class ModelEpisode:
         self.ended, self.terminated, self.truncated, self.cut = True, terminated, truncated or cut, cut
 
     def split(self, at: int, *, final: bool = True) -> ModelEpisode:
-        """Cut the episode before step `at`, as a writer does if its segment is full. Return the rest as a new episode.
+        """Cut the episode before step `at`, as a writer does if its segment is full.
 
-        With `final`, the observation of step `at` becomes the final observation of the cut episode.
+        Return the steps from `at` on as a new episode. With `final`, the observation of step `at` becomes the final
+        observation of the cut episode.
         """
         rest = ModelEpisode(**{**self.__dict__, "steps": self.steps[at:], "before": self})
         self.final = self.steps[at].obs if final else None

@@ -37,7 +37,7 @@ class EpisodePlan:
 class WriterPlan:
     """The plan of one writer: the episodes of each lane, and options of the calls.
 
-    - `next_obs`, `priority`: how often `append` receives these arguments.
+    - `next_obs`, `priority`: whether calls of `append` have these arguments: "never", "always" or "sometimes".
     - `masked`: whether some calls skip random lanes.
     - `close`: whether the writer is closed at the end.
     """

@@ -39,7 +39,7 @@ def trees(max_leaves: int = 4) -> st.SearchStrategy[Any]:
 
 
 def schemas() -> st.SearchStrategy[Schema]:
-    """Draw schemas. Each has the int64 extra field "serial", for a number that identifies a step."""
+    """Draw schemas. Each schema has the int64 extra field "serial", which identifies a step."""
     extra = st.dictionaries(st.sampled_from(("log_prob", "hidden state")), trees(2), max_size=2)
     episode = st.dictionaries(st.sampled_from(("seed", "task")), fields(max_dims=1), max_size=2)
     rewards = st.sampled_from(REWARD_DTYPES).map(lambda dtype: Field((), dtype))
