@@ -106,8 +106,8 @@ class Backed(ABC):
     def _schema(self, obs: Any, action: Any, num_envs: int, reward: Any = 0.0) -> Schema:
         """Return the store's schema. If there is no store yet, return the schema of a first step with these values.
 
-        With a single environment, values may lack the axis of environments. If `reward` has an axis, `obs` and `action`
-        are taken to have that axis, too.
+        With a single environment, values may lack the axis of environments. If `reward` has this axis, `obs` and
+        `action` are assumed to have this axis, too.
         """
         if self._store is not None:
             return self._store.schema

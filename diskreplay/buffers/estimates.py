@@ -46,7 +46,8 @@ def advantages(
     rewards, values : (num_steps, columns) float32
         The rewards of the steps, and the values of their observations.
     last_values : (columns,)
-        For each column (environment), the value of the observation after the last step, which bootstraps that step.
+        For each column (environment), the value of the observation after the last step. The last step is bootstrapped
+        with this value.
     done : (num_steps, columns) bool
         True at steps that are not bootstrapped, because their episode ended with them.
     bootstraps, final_values : (num_steps, columns) bool and float64, or None

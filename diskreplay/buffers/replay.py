@@ -167,7 +167,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # steps with lower ids were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view), and the ids that can be sampled
+        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view), and the sampleable ids
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
@@ -185,7 +185,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return
         with state_of("a replay buffer"):
             drawn = state["planner"]["distribution"]
-        # The kinds of the sampler's distribution and of the distribution in the state must be the same.
+        # A sampler loads only the state of a distribution of the same class.
         sampler.distribution = self._uniform if drawn == type(self._uniform).__name__ else self._priorities
         sampler.load_state_dict(state)
         sampler.distribution = self._priorities
@@ -413,7 +413,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             self._writer.close()
             self._writer = None
         elif self._writer is not None:
-            self._writer.end_episode()  # the next step may begin another episode, which would cause a warning
+            self._writer.end_episode()  # without this, a next step of another episode would cause a warning
         episodes = store.snapshot.episodes
         self._mark = int((episodes.first + (episodes.steps - 1) * episodes.stride).max()) + 1
         self._sampler.view = Since(**_arguments(self._view), mark=self._mark)

@@ -381,7 +381,7 @@ class RolloutBuffer(Backed):
         ValueError
             An argument is invalid.
         """
-        # `inference_mode` is not a decorator here, since warnings would then name its line and not the caller's line.
+        # If `inference_mode` were a decorator here, warnings would name a line of torch and not the caller's line.
         with torch.inference_mode(False):
             self._estimates = self._estimated(last_values, gamma, gae_lambda, value_fn, final_values)
 

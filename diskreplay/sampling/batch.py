@@ -252,8 +252,8 @@ class Batch(Mapping[str, Tree]):
     ) -> Iterator["Batch"]:
         """Return an iterator over a rollout's sequences in random order, `size` at a time, for recurrent networks.
 
-        A sequence has the consecutive steps of one episode in one column. It begins at the column's first step, or
-        after a step that ended an episode. Each step is in exactly one sequence. Minibatches are copies. The last
+        A sequence has the consecutive steps of one episode in one column. A sequence begins at the column's first step,
+        or after a step that ended an episode. Each step is in exactly one sequence. Minibatches are copies. The last
         minibatch of an epoch may be smaller.
 
         Parameters

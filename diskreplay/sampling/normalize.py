@@ -100,8 +100,8 @@ class StoreMoments:
     fields : dict of str to Field
         The leaves whose moments are computed, by path.
     rewards : sequence of (str, dtype, float)
-        Path, dtype and weight of each field; the reward is the weighted sum of these fields. If empty, returns have no
-        moments.
+        Path, dtype and weight of each field; the reward is the weighted sum of these fields. If `rewards` is empty,
+        there are no moments of returns.
 
     Attributes
     ----------
@@ -282,8 +282,8 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
     """Return an outlier (see `_FAR`) of a column of `values`, and the other values' standard deviation; or None.
 
     The outlier is the value of largest magnitude in its column. The other values are the earlier values, whose moments
-    are `known`, and the column's values of magnitude below the outlier's magnitude divided by `_ALIKE`. If the other
-    values are less than half of all values, there is no outlier.
+    are `known`, and the column's values that are not similarly large (see `_ALIKE`). If the other values are less than
+    half of all values, there is no outlier.
     """
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
@@ -498,7 +498,7 @@ class Normalize(OneOwner, Transform):
         return {"frozen": self.frozen, **own.state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or of other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or has other fields."""
         with state_of("Normalize"):
             frozen = bool(state["frozen"])
             if self._store is not None:

@@ -35,7 +35,7 @@ ATTEMPTS = 100
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """A batch that is drawn and not yet delivered. The plan keeps its snapshot, with all mapped chunks, alive.
+    """A batch that is drawn and not yet delivered. A plan keeps its snapshot and the snapshot's mapped chunks alive.
 
     `asked` is the requested batch size. `entropy` seeds the random numbers of the view and the transforms; None: no
     random numbers are needed. `prepared` has the statistics that transforms need, as they were when the batch was
@@ -88,8 +88,9 @@ class Target:
     """A view, the population of its ids, and the distribution that draws batches of them.
 
     `distribution` is the sampler's argument. `own` is a distribution that the view made, and that draws in place of
-    `distribution`; None: the view made none. `bounded` draws within `max_size`, and `active` within all limits.
-    `random` is True if batches depend on random numbers in addition to their ids.
+    `distribution`; None: the view made none. `bounded` is the distribution in use with the limit `max_size`, and
+    `active` is the distribution in use with all limits. `random` is True if batches depend on random numbers in
+    addition to their ids.
     """
 
     view: View

@@ -182,7 +182,7 @@ class Sampler(IterableDataset[Batch]):
         early. Batch i is drawn in the call that delivers batch i - prefetch, from the snapshot and the priorities of
         that moment. Rollouts, and batches of less than 256 KiB on the CPU, are not made ahead.
     seed : int or None
-        With a seed, the draws depend only on the seed and the calls. None: random draws.
+        Seed of the draws, which depend only on the seed and the calls. None: an arbitrary seed.
     fields : sequence of str or None
         The fields of a batch, in addition to index and weight. "obs" means all leaves below "obs", and "obs/image"
         means only that leaf. None: the default fields. To add some of the following fields to the default fields, give
@@ -202,9 +202,9 @@ class Sampler(IterableDataset[Batch]):
         episode must depend on the episode alone. If the result depends on `hidden_steps` or on the time, a resumed
         sampler draws other batches.
     rank, world_size : int
-        This trainer's share of the ids. A hash of an id decides to which share the id belongs, and an id never changes
-        its share. Each id is in exactly one share, and the shares have about equal sizes. With `Rollouts`, a share has
-        whole lanes.
+        This trainer's number, from 0, and the number of trainers that share the ids. A hash of an id decides to which
+        share the id belongs, and an id never changes its share. Each id is in exactly one share, and the shares have
+        about equal sizes. With `Rollouts`, a share has whole lanes.
     limiter : RateLimiter or None
         A limiter that makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The
         limiter's counts are in the store, which must be open with mode "a".
@@ -529,7 +529,8 @@ class Sampler(IterableDataset[Batch]):
         InvalidIndex
             An id never existed, was evicted, or cannot be sampled with this view.
         NotEnoughData
-            `ids` is None, and no batch was delivered after the sampler was made, its state loaded, or its view set.
+            `ids` is None, and no batch was delivered since the sampler was made, a state was loaded, or the view was
+            set.
         """
         wanted = None if ids is None else ids_argument(ids)
         with self._lock:
@@ -716,7 +717,7 @@ class Sampler(IterableDataset[Batch]):
         - `replay_ratio`: delivered steps per step in the store (after `close`: per step that the store then had)
         - `seconds_planning`: drawing ids, and waiting for a limiter
         - `seconds_waiting`: waiting for batches that are made ahead
-        - `seconds_elsewhere`: between the calls, in the trainer
+        - `seconds_elsewhere`: in the trainer, between the calls of the sampler
         - `seconds_reading`, in any thread: waiting for the disk
         - `seconds_gathering`, in any thread: copying rows
         - `seconds_copying`, in any thread: copies to devices other than CUDA

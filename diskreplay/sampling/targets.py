@@ -27,8 +27,8 @@ def nstep_targets(
 
     The target of step t is ``sum(gamma**i * reward[t + i] for i in range(k)) + gamma**k * values[t + k]``, without the
     last term if one of the k steps terminated. k is n, or less if the sum reaches the end of the window, the last real
-    step (see `mask`), or a terminated or truncated step. So the last steps of a window inside an episode have targets
-    of fewer steps, and a truncated episode bootstraps from its final observation.
+    step (see `mask`), or a terminated or truncated step. So the last steps of a window have targets of fewer steps if
+    the episode goes on, and a truncated episode bootstraps from its final observation.
 
     Nothing is detached: if `values` has a gradient, so have the targets. For fixed targets, call this under
     ``torch.no_grad()``, or with ``values.detach()``. With R2D2's rescaling of values, pass the values through
@@ -366,7 +366,7 @@ def rescale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     values : Tensor
         Floating point, any shape.
     eps : float
-        A number of at least 0. If `eps` is above 0, the inverse is Lipschitz continuous.
+        The eps of h, at least 0. If `eps` is above 0, the inverse is Lipschitz continuous.
 
     Returns
     -------

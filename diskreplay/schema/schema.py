@@ -205,7 +205,7 @@ class Schema:
         Parameters
         ----------
         part, value
-            As for `flatten`.
+            See `flatten`.
         leading : tuple of int
             Axes before each field's shape, such as the number of environments.
 

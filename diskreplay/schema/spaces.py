@@ -33,7 +33,7 @@ class Field:
     dtype : str or numpy.dtype
         bool, an integer of 8 to 64 bits, or a float of 16 to 64 bits.
     space : dict, optional
-        Bounds of the space of the values, as plain JSON; enforced for actions if the store was created with
+        The Gymnasium space of the values, as plain JSON; enforced for actions if the store was created with
         ``validate="space"``.
 
     Raises

@@ -180,7 +180,7 @@ class ModelLane:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Cut the open episode, and append a complete episode, cut unless it is terminated or truncated."""
+        """Cut the open episode, and append a whole episode, which is cut if it is not terminated or truncated."""
         self.end_episode()
         length = len(reward)
         frames = len(next(iter(flat(obs, "obs").values())))

@@ -22,7 +22,7 @@ def transition(
     """Compute the transition that starts at step `t`, as a dict by path, such as "obs/image" or "next_obs/image".
 
     `t` must be one of `episode.sampleable(n_step)`. `discount` is the name of the extra field with the environment's
-    discounts; None: these are 1. Sums are float64, but a batch has them rounded to float32.
+    discounts; None: all discounts are 1. Sums are float64, but a batch has them rounded to float32.
     """
     steps = episode.steps
     k = episode.window_end - t if n_step is None else min(n_step, episode.window_end - t)
