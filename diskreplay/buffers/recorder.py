@@ -108,7 +108,7 @@ class Recorder:
             self._waiting.clear()
 
     def _leave_cut(self, lane: int) -> None:
-        """Do nothing when the writer cuts an episode, because the buffer itself warns of it."""
+        """Do nothing when the writer cuts an episode, because the buffer itself warns of the cut."""
 
 
 def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple[torch.Tensor, Columns] | None) -> None:

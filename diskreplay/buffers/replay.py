@@ -76,8 +76,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     like Gymnasium's Dict and Tuple spaces. A list counts as an array.
 
     With one environment, a state's leading axis of length 1 counts as the axis of environments. This axis is dropped
-    from the state and from the action. Give `obs_shape` if observations themselves begin with such an axis. With
-    `num_envs` above 1, every value has a leading axis of `num_envs`, and each environment has its own episodes.
+    from the state and from the action. Give `obs_shape` if each observation itself begins with an axis of length 1.
+    With `num_envs` above 1, every value has a leading axis of `num_envs`, and each environment has its own episodes.
 
     A step's observation must equal the next observation of the same environment's previous step, byte for byte, unless
     that step was done or truncated. If the two differ, the episode is cut there, with a warning the first time. For
@@ -366,7 +366,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def __getitem__(self, index: int | slice) -> Experience | list[Experience]:
         """Return a step that can be sampled, or a list of steps for a slice; the oldest step has index 0.
 
-        Returned experiences are single steps, whatever `n_step` is. Their values are on the device.
+        Returned experiences are single steps, whatever `n_step` is. The values of experiences are on the device.
 
         Raises
         ------

@@ -353,9 +353,10 @@ class RolloutBuffer(Backed):
         """Compute generalized advantage estimates and returns of the steps so far (Schulman et al. 2016, equation 16).
 
         A truncated step is bootstrapped with the value of its final observation, and the chain of lambda stops there
-        (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). That value comes from `value_fn` or from
-        `final_values`. If both are None, the value of the truncated step's own observation is used, with a warning the
-        first time. This is a good approximation if an observation differs little from the next observation.
+        (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). The value of a final observation comes from
+        `value_fn` or from `final_values`. If both are None, the value of the truncated step's own observation is used,
+        with a warning the first time. This is a good approximation if an observation differs little from the next
+        observation.
 
         Parameters
         ----------
@@ -365,7 +366,7 @@ class RolloutBuffer(Backed):
         gamma, gae_lambda : float
             Discount per step, and lambda, 0 to 1.
         value_fn : callable or None
-            A function that returns the values, (n,) or (n, 1), of n final observations. The argument has the final
+            A function that returns the values, (n,) or (n, 1), of n final observations. The function gets the final
             observations given to `add`, as tensors (n, ...), nested like the observations. `value_fn` is called at most
             once, without gradients.
         final_values : (steps so far, num_envs) or None
@@ -425,7 +426,7 @@ class RolloutBuffer(Backed):
         """Return all steps as a flat batch: step 0 of every environment, then step 1 of every environment, and so on.
 
         The steps stay in the buffer until `clear`. ``sample().minibatches(size, epochs)`` shuffles the steps.
-        `sequences` keeps their order, for recurrent networks.
+        `sequences` keeps the order of the steps, for recurrent networks.
 
         Returns
         -------

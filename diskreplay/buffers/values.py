@@ -56,7 +56,7 @@ def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
 
 
 def differ_by_ones(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Tell whether two shapes differ, but only in axes of length 1."""
+    """Return whether two shapes are different, and differ only in axes of length 1."""
     return shape != other and [n for n in shape if n != 1] == [n for n in other if n != 1]
 
 

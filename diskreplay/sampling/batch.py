@@ -182,7 +182,7 @@ class Batch(Mapping[str, Tree]):
         return Batch({**self._fields, **fields}, self._kind)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """Return the batch on a device. Tensors that are already on the device are shared.
+        """Return the batch on a device. Tensors that are already on the device are not copied.
 
         Raises
         ------

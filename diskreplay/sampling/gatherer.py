@@ -53,7 +53,7 @@ class Slot:
     def __init__(self, memory: Memory, leaves: Sequence[Leaf], size: int) -> None:
         self.memory = memory
         self.poisoned = True
-        self.event: torch.cuda.Event | None = None  # recorded after the block's copy to the device
+        self.event: torch.cuda.Event | None = None  # happens when the block's copy to the device has ended
         self.block = Block(leaves, size, self.memory)
         names = [leaf.path if len(leaf.path) > 1 else leaf.path[0] for leaf in leaves]
         self.fields: Fields = dict(zip(names, self.block.arrays, strict=True))

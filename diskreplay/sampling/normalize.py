@@ -34,7 +34,7 @@ PIECE_BYTES = 8 << 20
 _FAR = 1e6
 # The other values exclude every value whose magnitude is at least the outlier's magnitude divided by this factor.
 _ALIKE = 1e3
-# Values of larger magnitude are left out like infinities: the sums of squares of their returns would be infinite.
+# Values of larger magnitude are left out, as infinities are: sums of squares of returns could become infinite.
 _LARGEST = 1e140
 
 
@@ -119,7 +119,7 @@ class StoreMoments:
         self.moments = {leaf: Moments.none(field.shape) for leaf, field in fields.items()}
         if self._weights:
             self.moments[RETURN] = Moments.none(())
-        # For each lane, the id of the newest counted step, or -1, and the return at that step.
+        # For each lane, the id of the newest counted step (-1: no step was counted), and the return at that step.
         self._newest, self._returns = np.zeros(0, np.int64), np.zeros(0)
         self.not_finite = 0
         self._warned: set[str] = set()

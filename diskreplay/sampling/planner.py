@@ -214,7 +214,7 @@ class Planner:
             before.active.forget(before.population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
-        """Return the ids to draw again: those in `_returned` and in these draws; none if draws may repeat ids."""
+        """Return the ids to draw again: the ids in `_returned` and in `draws`; none if draws may repeat ids."""
         once = self.target.active.gives_once and self.target.own is None
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 

@@ -209,7 +209,7 @@ class Sampler(IterableDataset[Batch]):
         A limiter that makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The
         limiter's counts are in the store, which must be open with mode "a".
     refresh : bool
-        Whether each call of `sample` refreshes the store first. If not, call `store.refresh()`.
+        Whether each call of `sample` refreshes the store first. False: you call `store.refresh()`.
     debug : bool
         Whether to overwrite the memory of batches that are no longer referenced, so that a pointer that outlives its
         tensor reads NaN.
@@ -542,16 +542,16 @@ class Sampler(IterableDataset[Batch]):
             return self._makers.batch_of(wanted, self._store, self._planner, fields)
 
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
-        """Set the priorities of ids from their temporal-difference errors. If this raises, nothing was changed.
+        """Set the priorities of ids from their temporal-difference errors. After an error, nothing was changed.
 
         Parameters
         ----------
         index : array_like of int or Tensor
             Ids, such as a batch's `index`.
         td_error : array_like of float or Tensor
-            One error of either sign for each id, (B,) or (B, 1). For sequences, the errors may be (B, L). Then the
-            priority is eta · max |td| + (1 - eta) · mean |td| over the steps in the loss mask. A gradient is ignored.
-            If an id is repeated, its last error counts.
+            One error of either sign for each id, (B,) or (B, 1). For sequences, the errors may be (B, L). Errors (B, L)
+            give the priority eta · max |td| + (1 - eta) · mean |td| over the steps in the loss mask. A gradient is
+            ignored. If an id is repeated, its last error counts.
         kind : tuple or None
             The kind of the ids, such as a batch's `kind`. None: the kind that a batch's `index` carries, or else the
             view's kind.
@@ -612,7 +612,7 @@ class Sampler(IterableDataset[Batch]):
         self._load(state)
 
     def save(self, name: str) -> None:
-        """Save the state in the store, as the zarr group `samplers/<name>`. It replaces an earlier state of this name.
+        """Save the state in the store, as the zarr group `samplers/<name>`, in place of an earlier group.
 
         The state is durable when this returns. A crash leaves the old state or the new one.
 

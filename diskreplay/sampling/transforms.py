@@ -245,9 +245,9 @@ class RandomShift(Transform):
         Names of observation leaves, such as "image" or "camera/left" ("obs" if the observation is one array). None: all
         uint8 leaves with at least two axes a step.
     channels_last : bool
-        Whether frames are (height, width, channels). If not, height and width are the last two axes.
+        Whether frames are (height, width, channels). False: height and width are the last two axes.
     shared : bool
-        Whether `next_obs` has the shifts of `obs`. If not, `next_obs` has its own shifts, as in DrQ-v2 (Yarats et al.
+        Whether `next_obs` has the shifts of `obs`. False: `next_obs` has its own shifts, as in DrQ-v2 (Yarats et al.
         2021).
 
     Raises

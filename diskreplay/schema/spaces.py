@@ -279,7 +279,7 @@ def _plain(value: Any) -> Any:
 class TupleRecord(tuple[Any, ...]):
     """A tuple whose items also have the keys under which they are stored: ``pair["0"]`` is ``pair[0]``.
 
-    Iterating and unpacking yield the items. ``keys``, ``values`` and ``items`` work as a dict's do, so ``dict(pair)``
+    Iterating and unpacking yield the items. ``keys``, ``values`` and ``items`` work as in a dict, so ``dict(pair)``
     works.
     """
 
@@ -297,7 +297,7 @@ class TupleRecord(tuple[Any, ...]):
         return super().__getitem__(int(key))
 
     def __contains__(self, key: object) -> bool:
-        """Whether a str is one of the keys; for any other value, whether it is one of the items."""
+        """For a str, whether it is one of the keys; for any other value, whether it is one of the items."""
         return key in self.keys() if isinstance(key, str) else super().__contains__(key)
 
     def keys(self) -> tuple[str, ...]:

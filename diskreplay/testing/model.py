@@ -66,8 +66,8 @@ class ModelEpisode:
     def frame(self, t: int) -> Flat:
         """Return the observation of step `t`; `t = len(steps)` is the final observation.
 
-        A negative `t` counts steps back from the end of `before`, if the rows of `before` can be read. Otherwise, a
-        negative `t` stands for 0.
+        A negative `t` counts steps back from the end of `before`, if the rows of `before` can be read. Without these
+        rows, a negative `t` stands for 0.
         """
         if t < 0 and self.before is not None and self.shows_before:
             return self.before.frame(t + len(self.before.steps))
@@ -200,7 +200,7 @@ class ModelLane:
         self.end_episode(episode=episode)
 
     def end_episode(self, final_obs: Any = None, episode: Mapping[str, Any] | None = None) -> None:
-        """Cut the open episode, if there is one. If it has a final observation already, `final_obs` is ignored."""
+        """Cut the open episode, if there is one. If the episode has a final observation, `final_obs` is ignored."""
         current = self.open
         if current is not None:
             if current.final is None and final_obs is not None:
@@ -335,7 +335,7 @@ class ModelStore:
             episode.hidden = sum(order[int(step.extra[key])] < self._frontier for step in episode.steps)
 
     def evict(self, chosen: Callable[[ModelEpisode], bool]) -> int:
-        """Evict the episodes for which `chosen` returns true. Return the number of their steps, with hidden steps."""
+        """Evict the episodes for which `chosen` returns true. Return the number of steps, with hidden steps."""
         leaving = [episode for episode in self.episodes if chosen(episode)]
         for episode in leaving:
             episode.evicted = True
