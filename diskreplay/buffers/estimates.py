@@ -1,7 +1,7 @@
 """Functions that compute the advantages of a rollout's steps, and the values of final observations.
 
-Final observations are kept apart from the tensors of steps: in these tensors, the last observation of an episode is
-followed by the first observation of the next episode.
+Final observations are not in the tensors of steps. In these tensors, the last observation of an episode is followed by
+the first observation of the next episode.
 """
 
 from collections.abc import Callable

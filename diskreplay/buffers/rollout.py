@@ -199,8 +199,8 @@ class RolloutBuffer(Backed):
         privileged_observations : (num_envs, num_privileged_obs) or None
             The critic's observation; None if `num_privileged_obs` is 0.
         truncated : (num_envs,) or None
-            Whether each episode ended without termination, for example by a time limit. Such a step is bootstrapped
-            from the final observation, unless `dones` is also true.
+            Whether each episode ended without termination, for example by a time limit. A truncated step is
+            bootstrapped from the final observation, unless `dones` is also true.
         final_observations : (num_envs, ...) or None
             The final observations of the truncated episodes; the rows of other environments are ignored. Gymnasium's
             ``info["final_obs"]`` of SAME_STEP autoreset can be passed.

@@ -59,8 +59,8 @@ class Batch(Mapping[str, Tree]):
     _kind: Kind | None
 
     def __init__(self, fields: dict[str, Tree], kind: Kind | None = None) -> None:
-        # Arrays become tensors when they are first read: a tensor costs nearly a microsecond to make and to drop, and
-        # most training loops do not read all fields.
+        # Arrays become tensors when they are first read, because most training loops do not read all fields. A tensor
+        # costs nearly a microsecond to make and to drop.
         _set_fields(self, fields)
         _set_kind(self, kind)
 

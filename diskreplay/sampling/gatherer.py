@@ -190,8 +190,8 @@ class DeviceCopy:
     def receive(self, slot: Slot, sent: Sent, changed: int | None = None) -> list[torch.Tensor]:
         """Return the block's arrays on the device, to be used on the current stream.
 
-        `changed` is the position in `Block.arrays` of an array that was written after the slot was sent, and is now
-        sent again; None: no array was written.
+        `changed` is the position in `Block.arrays` of an array that was written after the slot was sent. This array is
+        sent again. None: no array was written.
         """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)
@@ -469,9 +469,9 @@ class ItemErrors:
     def initial(self, snapshot: Snapshot, ids: Ints, eta: float) -> Floats:
         """Return the initial |td| of items, (n,), from the initial priorities of their steps.
 
-        The |td| of a window is eta · max + (1 - eta) · mean of the initial priorities of the steps that the window's
-        loss mask selects. The |td| is NaN if none of these steps has an initial priority, or if the segment was evicted
-        since the snapshot.
+        The |td| of a window is eta · max + (1 - eta) · mean of initial priorities. The maximum and the mean are over
+        the steps that the window's loss mask selects. The |td| is NaN if none of these steps has an initial priority,
+        or if the segment was evicted since the snapshot.
         """
         blocks = []
         for at in range(0, len(ids), _AT_ONCE):

@@ -35,7 +35,7 @@ class MixedSampler(IterableDataset[Batch]):
 
     The samplers may have different stores, views or distributions. For example, half of a batch may be 1-step
     transitions and the other half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded
-    to the length of the longest sequence in the batch, as their view pads windows. A mixed sampler ends when one of its
+    to the length of the longest sequence in the batch, like windows of their view. A mixed sampler ends when one of its
     samplers ends.
 
     Samplers with `prefetch` make their parts of the next batches ahead.
@@ -46,8 +46,8 @@ class MixedSampler(IterableDataset[Batch]):
         Samplers and their shares, which need not sum to one. All samplers' batches must have the same fields. The mixed
         sampler does not close its samplers.
     batch_size : int
-        Number of items in a batch. If a share is not a whole number of items, it is rounded down, and the remaining
-        items are assigned to samplers at random, so that each sampler gets its share on average.
+        Number of items in a batch. If a share is not a whole number of items, it is rounded down. The remaining items
+        are assigned to samplers at random, so that each sampler gets its share on average.
     seed : int or None
         Seed of the random assignment of the remaining items. None: a random seed.
 
@@ -148,7 +148,7 @@ class MixedSampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids. Such an id was evicted meanwhile, is unknown to its view, or has another kind.
+            The number of skipped ids. A skipped id was evicted, is unknown to its view, or has another kind.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
         index, td_error = fetched(index, td_error)

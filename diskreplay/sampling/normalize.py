@@ -334,8 +334,8 @@ class Normalize(OneOwner, Transform):
 
     Observations become (x - mean) / sqrt(var + epsilon), with the mean and variance of all steps of the store. Rewards
     become r / sqrt(var + epsilon), with the variance of the returns R_t = r_t + gamma R_{t-1} from the beginning of
-    each episode (Engstrom et al. 2020, section 3). Both results are computed in float64 and clipped. Floats keep their
-    dtype, and other dtypes become float32.
+    each episode (Engstrom et al. 2020, section 3). Normalised values are computed in float64 and clipped. Floats keep
+    their dtype, and other dtypes become float32.
 
     The statistics follow the store as it grows. Each step counts once, when the sampler first sees it, even if it is
     never drawn. Evicted steps still count. New steps are added to the statistics when a batch is drawn, so the first
@@ -343,10 +343,10 @@ class Normalize(OneOwner, Transform):
     statistics are part of the sampler's saved state. Stored values never change. Padding and missing observations are
     zeros before normalisation.
 
-    A step with NaN, an infinity or a number beyond 1e140 in a leaf or in its reward is left out of the statistics of
-    that leaf, or of returns. The first of these steps causes a warning, and `Sampler.stats` has the number of such
-    steps as `steps_not_finite`. A few values that are a million times larger than the others make the standard
-    deviation useless. Such values cause a warning, too.
+    A step with NaN, an infinity or a number beyond 1e140 in a leaf is left out of the statistics of that leaf. A step
+    with such a reward is left out of the statistics of returns. The first of these steps causes a warning, and
+    `Sampler.stats` has the number of such steps as `steps_not_finite`. A few values that are a million times larger
+    than the others make the standard deviation useless. Such values cause a warning, too.
 
     A `Normalize` belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
 

@@ -20,8 +20,7 @@ from diskreplay.views.base import Pages, View, copy_threads, offsets
 from diskreplay.workers import Job, Workers
 
 # A thread makes a batch only if the batch has at least this number of bytes. A smaller batch is made in the call that
-# delivers it, because to wake another thread would be slower. To make eight small batches in one call would save a
-# seventh of the time, but every eighth call would be slow.
+# delivers it, because to wake another thread would be slower.
 LEAST_FOR_A_THREAD = 256 << 10
 
 

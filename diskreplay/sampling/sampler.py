@@ -69,8 +69,8 @@ class Statistics:
     planning, elsewhere : float
         Seconds spent on planning batches, and in the trainer between the calls of the sampler.
     first, last : float
-        The times by `perf_counter` when the first batch was requested, and when the last batch was delivered; 0 if no
-        batch was delivered.
+        The times by `perf_counter` of the first request for a batch and of the last delivery; 0 if no batch was
+        delivered.
     """
 
     def __init__(self) -> None:
@@ -391,8 +391,8 @@ class Sampler(IterableDataset[Batch]):
     def sampleable(self) -> int:
         """The number of ids that can be drawn now, in this rank's share and in episodes that `where` allows.
 
-        This number excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts it
-        is the number of steps that were not drawn yet. The store is refreshed first, as by `sample`.
+        This number excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts,
+        the number of ids is the number of steps that were not drawn yet. The store is refreshed first, as by `sample`.
         """
         with self._lock:
             self._check_open()
@@ -559,7 +559,7 @@ class Sampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids. Such an id was evicted meanwhile, is unknown to the view, or has another kind.
+            The number of skipped ids. A skipped id was evicted, is unknown to the view, or has another kind.
 
         Raises
         ------
@@ -612,7 +612,7 @@ class Sampler(IterableDataset[Batch]):
         self._load(state)
 
     def save(self, name: str) -> None:
-        """Save the state in the store, as the zarr group `samplers/<name>`, in place of an earlier group.
+        """Save the state in the store, as the zarr group `samplers/<name>`, in place of an earlier group of this name.
 
         The state is durable when this returns. A crash leaves the old state or the new one.
 
@@ -690,7 +690,7 @@ class Sampler(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches until the end of a `Sweep`, if the store does not change.
 
-        In the middle of a pass, this takes as long as drawing the rest of the pass.
+        In the middle of a pass, the call takes as long as the draws that are left in the pass.
 
         Raises
         ------

@@ -47,7 +47,7 @@ class PlannerState(NamedTuple):
     returned : ndarray of int64
         Ids to draw again.
     refused : list of SavedPlan
-        Batches of other sizes that a limiter refused.
+        Batches that a limiter refused, of other sizes than the sampler's batch size.
     """
 
     generator: np.random.PCG64

@@ -28,7 +28,7 @@ def nstep_targets(
     The target of step t is ``sum(gamma**i * reward[t + i] for i in range(k)) + gamma**k * values[t + k]``, without the
     last term if one of the k steps terminated. k is n, or less if the sum reaches the end of the window, the last real
     step (see `mask`), or a terminated or truncated step. So the last steps of a window have targets of fewer steps if
-    the episode goes on, and a truncated episode bootstraps from its final observation.
+    the episode goes on. A truncated episode bootstraps from its final observation.
 
     Nothing is detached: if `values` has a gradient, so have the targets. For fixed targets, call this under
     ``torch.no_grad()``, or with ``values.detach()``. With R2D2's rescaling of values, pass the values through
@@ -128,9 +128,10 @@ def q_lambda_targets(
 ) -> torch.Tensor:
     """Compute Watkins's Q(lambda) target of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.10).
 
-    These are `lambda_returns`, except that a sum ends before the first later action that was not greedy. `values`,
-    (batch, length + 1), is the largest Q of each observation. `greedy`, (batch, length), is True if the step's action
-    has the largest Q. `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
+    The targets are `lambda_returns`, except that a sum ends before the first later action that was not greedy.
+    `values`, (batch, length + 1), is the largest Q of each observation. `greedy`, (batch, length), is True if the
+    step's action has the largest Q. `lambda_` is 0 to 1. For the other arguments, the result and the errors see
+    `nstep_targets`.
 
     Examples
     --------

@@ -26,9 +26,9 @@ TransformLike = Union["Transform", Callable[[Batch], Result]]
 class Transform(ABC):
     """Changes each batch of a sampler. Only `apply` must be defined; several threads may call `apply` at once.
 
-    The result of `apply` may depend only on its arguments and the transform's parameters, so that it is independent of
-    the thread and the time. Transforms that draw random numbers (`random`) get `entropy`. Transforms that keep a state
-    (`keeps_state`) get the result that `prepare` returned when the batch was drawn.
+    The result of `apply` may depend only on its arguments and the transform's parameters, and not on the thread or the
+    time. Transforms that draw random numbers (`random`) get `entropy`. Transforms that keep a state (`keeps_state`) get
+    the result that `prepare` returned when the batch was drawn.
     """
 
     random: bool = False

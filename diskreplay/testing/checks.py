@@ -221,8 +221,8 @@ def _same(what: str, got: Flat, expected: Flat) -> None:
 
 def _close(leaf: str, got: np.ndarray, expected: np.ndarray) -> None:
     _equal(f"{leaf}: dtype and shape", (got.dtype, got.shape), (np.dtype(np.float32), expected.shape))
-    # If float64 terms are added in another order, the float32 result may be the next larger or smaller float32, or a
-    # tiny number instead of 0.
+    # If float64 terms are added in another order, the float32 result may be a neighbouring float32, or a tiny number
+    # instead of 0.
     wrong = ~np.isclose(got, expected, rtol=1.3e-7, atol=1e-11)
     if wrong.any():
         i = int(np.flatnonzero(wrong)[0])
