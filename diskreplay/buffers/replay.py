@@ -80,9 +80,9 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     With `num_envs` above 1, every value has a leading axis of `num_envs`, and each environment has its own episodes.
 
     A step's observation must equal the next observation of the same environment's previous step, byte for byte, unless
-    that step was done or truncated. If the two differ, the episode is cut there, with a warning the first time. For
-    example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, an episode is cut after each
-    step, and every return has a single step.
+    that step was done or truncated. If the two observations differ, the episode is cut there, with a warning the first
+    time. For example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, an episode is cut
+    after each step, and every return has a single step.
 
     With ``prioritized=True`` and a `path`, the priorities outlive the buffer, and so do the random state and the number
     of batches for beta's schedule. This state is saved by `close`, by `save`, and every minute while priorities are

@@ -369,14 +369,14 @@ class Normalize(OneOwner, Transform):
     Attributes
     ----------
     frozen : bool
-        Whether new steps leave the statistics unchanged. You may set `frozen`. Steps that arrive while it is True are
-        counted as soon as it is False.
+        Whether new steps leave the statistics unchanged. You may set `frozen`. Steps that arrive while `frozen` is True
+        are counted as soon as `frozen` is False.
 
     Raises
     ------
     ValueError
-        An argument is invalid. The sampler also raises it if `obs` names a leaf that the store lacks, or the store has
-        no observations of floats.
+        An argument is invalid. The sampler also raises ValueError if `obs` names a leaf that the store lacks, or the
+        store has no observations of floats.
 
     Examples
     --------

@@ -230,8 +230,8 @@ class Sampler(IterableDataset[Batch]):
         Transforms that change each batch before its delivery, in the given order. A transform is a `Normalize`,
         `RandomShift` or `ToFloat`, or a function of a batch that returns a batch or a dict of new fields. Transforms
         get all fields of the batch on its device, with weights of 1. After the transforms, these weights are multiplied
-        by the weights of the draw. Transforms run in the thread that makes the batch. For a CUDA device, they run in
-        the call that delivers the batch, on the caller's stream. `gather` does not transform.
+        by the weights of the draw. Transforms run in the thread that makes the batch. For a CUDA device, transforms run
+        in the call that delivers the batch, on the caller's stream. `gather` does not transform.
 
     Raises
     ------

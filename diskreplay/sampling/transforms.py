@@ -197,7 +197,7 @@ class ToFloat(Transform):
     Raises
     ------
     ValueError
-        An argument is invalid. The sampler also raises it if `fields` names a leaf that the store lacks.
+        An argument is invalid. The sampler also raises ValueError if `fields` names a leaf that the store lacks.
 
     Examples
     --------
@@ -253,8 +253,8 @@ class RandomShift(Transform):
     Raises
     ------
     ValueError
-        An argument is invalid. The sampler also raises it if `fields` names a leaf that the store lacks, or a leaf is
-        too small for the shifts.
+        An argument is invalid. The sampler also raises ValueError if `fields` names a leaf that the store lacks, or a
+        leaf is too small for the shifts.
 
     Examples
     --------
