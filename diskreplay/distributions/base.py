@@ -24,8 +24,8 @@ class Draw(NamedTuple):
 
     `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
     number of ids that could be drawn, and `least` is the smallest probability of these ids. Only a `weighted`
-    distribution has to set them. A draw of a `sized` distribution has fewer ids than requested only if the distribution
-    has ended; see `Distribution.ends`. After the end of a distribution, all draws are empty.
+    distribution has to set `chances`, `size` and `least`. A draw of a `sized` distribution has fewer ids than requested
+    only if the distribution has ended; see `Distribution.ends`. After the end of a distribution, all draws are empty.
     """
 
     ids: Ints
@@ -68,7 +68,7 @@ class Distribution(ABC):
     ends: bool = False
     # Whether `draw` draws only ids of the population's share, so that `draw_share` need not reject any ids.
     keeps_share: bool = False
-    # The key under which a sampler saves the state of the distribution, if the view has made the distribution. Another
+    # For a distribution that a view has made: the key of its state in the saved state of a sampler. Another
     # distribution with the same key can resume from this state.
     key: str = ""
 
@@ -82,8 +82,8 @@ class Distribution(ABC):
         """Draw `size` ids of the population's share, with the same ratios of probabilities as in `draw`.
 
         Draws from all ids of the population, and rejects the ids of other ranks. If too few ids remain, draws the
-        missing ids from a list of the share's ids. A distribution that does not define `chances` continues to draw and
-        reject instead. Raises NotEnoughData if the share is empty.
+        missing ids from a list of the share's ids. If the distribution does not define `chances`, it draws and rejects
+        until no id is missing. Raises NotEnoughData if the share is empty.
         """
         share = population.share
         if share.world_size == 1 or self.keeps_share:

@@ -71,7 +71,10 @@ class Mixture(Distribution):
         return f"Mixture([{', '.join(f'({p}, {s:g})' for p, s in zip(self._parts, self._shares, strict=True))}])"
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw `size` ids of the population's share, which is not empty, each by a distribution chosen at random."""
+        """Draw `size` ids of the population's share, each by a distribution chosen at random.
+
+        The share must not be empty.
+        """
         # Each distribution draws from the share, because rejecting ids after the draw would lose ids of a sweep. With
         # several ranks, `chances` is exact only if each distribution draws equally often from the share of each rank.
         ids = np.empty(size, np.int64)

@@ -51,7 +51,7 @@ class Linear:
     start, end : float
         The first and the last value.
     steps : int
-        Number of batches from `start` to `end`: batch 0 has `start`, batch `steps` and later ones have `end`.
+        Number of batches from `start` to `end`: batch 0 has `start`, batch `steps` and later batches have `end`.
 
     Raises
     ------

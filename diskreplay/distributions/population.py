@@ -10,8 +10,9 @@ runs are in one growing block of arrays, in three regions:
 
 A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. The second
 region is merged into the first when it has more than `SMALL` runs, and more than a quarter of the number of visible
-runs in the first region. So the id at a position depends on the discovery order of episodes. `order` returns this
-order. A population that restores the order has the same ids at the same positions.
+runs in the first region. So the id at a position depends on the order in which episodes were discovered.
+`Population.order` returns the runs in the order of their positions. A population that restores this order has the same
+ids at the same positions.
 """
 
 import weakref
@@ -135,9 +136,9 @@ class Changes(NamedTuple):
     `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs. If `whole`
     is True, `runs` are all runs, and replace the runs of all earlier calls.
 
-    The last `provisional` of the runs may change with each refresh, and replace the provisional runs of earlier calls.
-    The first `partially_hidden` of the provisional runs are visible parts of older runs. `reached` are runs of earlier
-    calls that may be hidden by now, wholly or in part; their visible parts are among the provisional runs.
+    The last `provisional` runs may change with each refresh. They replace the provisional runs of earlier calls. The
+    first `partially_hidden` provisional runs are visible parts of older runs. `reached` are runs of earlier calls that
+    may be hidden by now, wholly or in part; their visible parts are among the provisional runs.
 
     `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites both arrays.
     """
@@ -161,15 +162,15 @@ class Crossing(Protocol):
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return two tables of starts (steps at which a sample can start), with a line for each episode that has any.
+        """Return two tables of starts (steps at which a sample can start), one line per episode with starts.
 
         The first table has the episodes whose starts are final. The second table has the episodes that may get more
-        starts. In these tables, only the starts count as steps of an episode.
+        starts. In these tables, an episode's number of steps is its number of starts.
 
         `ended` are the episodes that ended since the last call, or None if no episode ended. `admitted` are the
         episodes of `ended` that the filter admits, and `still_open` are the open episodes that the filter admits. If
-        `is_fresh` is True, `ended` are all ended episodes, and earlier calls are forgotten. If `is_fresh` is False, the
-        first result is None in place of an empty table.
+        `is_fresh` is True, `ended` are all ended episodes, and earlier calls are forgotten. If `is_fresh` is False,
+        None replaces an empty first table.
         """
 
 
@@ -234,7 +235,7 @@ class Population:
     Not thread-safe: a sampler uses a population under a lock. `episode_filter` admits episodes; None admits all.
     `share` is a rank's part of the ids. `initial_errors` reads the priorities that writers gave to steps; None: the
     store has no such priorities. `snapshot` is None before the first refresh. `size` is the number of ids that can be
-    drawn. `epoch` changes when older ids move to other positions, `version` with each new snapshot.
+    drawn. `epoch` changes when older ids move to other positions, and `version` changes with each new snapshot.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class Population:
         self._main_index: LaneIndex | None = None
         self._rest_index: LaneIndex | None = None
         self._is_sorted = True  # Whether the first region is sorted by the start times of episodes.
-        self._rewrites = 0  # The number of rewrites of the second region.
+        self._rewrites = 0  # How often runs were moved within the second region.
         self._is_unmerged = False  # Whether the regions must be merged when more runs come.
         # Results of `_progress` before and after the last merge in `_add_ended`, which moved runs, but changed no ids.
         self._same_progress: tuple[Progress | None, Progress | None] = None, None
@@ -298,7 +299,7 @@ class Population:
         if self._looks_at_open:
             still_open = self._admit_open(snapshot, ended)
         self.version += 1
-        self.snapshot = None  # until this call ends: if it is interrupted, the next refresh reads everything again
+        self.snapshot = None  # if this call is interrupted, the next refresh reads everything again
         if self._crossing is not None and still_open is not None:
             ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
         oldest = snapshot.oldest
@@ -391,7 +392,7 @@ class Population:
         block, record = self._block, snapshot.record
         room = at + (2 * len(given) if kind == LINES else given.shape[1])
         if kind == RUNS_AND_OPEN:
-            room += 2 * len(record)  # at least the number of open episodes
+            room += 2 * len(record)  # `record` has several numbers for each open episode
         if room >= block.room:
             block.make_room(room)
         end: int = self._find_starts(given, kind, record, block.record, at)
@@ -400,8 +401,8 @@ class Population:
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
         """Fill the empty block with the runs of `order`; return the runs of `found` that are not in `order`."""
         # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. `found` lacks
-        # runs that are wholly hidden by now. These runs of `order` stay in the block until `_hide` is called, as in the
-        # population that saved the order.
+        # runs of `order` that are wholly hidden by now. Such a run stays in the block until `_hide` is called, as in
+        # the population that saved the order.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
@@ -605,7 +606,7 @@ class Population:
         return found, is_moved
 
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return a number for the lane of each run at index `at[i]` of the block, and which runs are moved samples."""
+        """Return, for each run `at[i]` of the block, a number of its lane, and whether the run is a moved sample."""
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width
@@ -660,7 +661,7 @@ class GrowingRuns:
         if end >= old.shape[1]:
             self._replace(_block_array(2 * end))
             for row, before in zip(self.array, old, strict=True):
-                if before.any():  # a row of zeros is not written, so it takes no memory
+                if before.any():  # zeros are not written, because unwritten pages take no memory
                     row[: len(before)] = before
 
 
@@ -761,9 +762,9 @@ class Cursor:
     `new_of` and `take`, and saves `taken`, the last taken id of each lane. A cursor made with `taken` continues after
     these ids.
 
-    A follower calls `kept` first, which needs the state of the last `reach`, then `changes`, and `reach` after it has
-    processed all changes. If `may_miss` is True, ids that left may have come back. `new_of` does not return such ids,
-    so a follower that does not find these ids itself begins again with a new cursor.
+    A follower calls `kept`, then `changes`, then processes the changes, and then calls `reach`. If `may_miss` is True,
+    ids that left may have come back. `new_of` does not return ids that came back. A follower that cannot find such ids
+    itself begins again with a new cursor.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
@@ -772,7 +773,8 @@ class Cursor:
         self._version = -1
         self._progress: Progress | None = None
         self._generation: int | None = None  # None before the first `reach` of this population.
-        # By the place of a lane: the last taken id, or -1. Before the first `new_of`: the argument `taken`.
+        # The last taken id of each lane, or -1, in the order of places. Before the first `new_of`: the argument
+        # `taken`.
         self._last = taken
 
     @property

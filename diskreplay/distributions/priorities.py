@@ -105,8 +105,8 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # The table `new` of the last `follow`, see `priority_pages.ENDED`, and the number of lanes of each segment. The
-        # table has the address of this second array.
+        # The table `new` of the last `follow`, see `priority_pages.ENDED`, and the array whose address is in row
+        # LANES_AT of this table.
         self._offered = np.zeros((4, priority_pages.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, priority_pages.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -222,7 +222,10 @@ class PriorityTable:
         self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> Ints:
-        """Return the last `follow`'s table without final runs, and with `reached` after the partially hidden runs."""
+        """Return the table `new` of the last `follow` without its final runs.
+
+        `reached` is inserted after the partially hidden runs.
+        """
         runs = self._offered[0]
         ended, left = runs[[priority_pages.ENDED, priority_pages.LEFT], 0].tolist()
         start, end = priority_pages.RUNS + ended, priority_pages.RUNS + ended + left
@@ -243,14 +246,14 @@ class PriorityTable:
         self._list_pages()
 
     def _alive(self, population: Population) -> tuple[Ints, NDArray[np.bool_], int]:
-        """Return the pages in use, whether each has steps that still exist, and the number of pages for these steps."""
+        """Return the pages in use, whether each page has visible steps, and how many pages all visible steps need."""
         width = priority_pages.PAGE
         episodes = population.episodes()
         keys = lane_keys(episodes.first, *population.segments)
         there = (keys >= 0) & (episodes.count > 0)
         (first, stride, count), keys = (column[there] for column in episodes), keys[there]
         row = (first & POSITION_MASK) // stride
-        # The `lane_keys` of the first row of each page that has existing steps.
+        # The `lane_keys` of the first row of each page that has visible steps.
         start, pages = keys - row % width, (row % width + count - 1) // width + 1
         alive = np.unique(np.repeat(start, pages) + width * places_of(np.zeros_like(pages), pages))
         in_use = np.flatnonzero(self._pages[:, priority_pages.STRIDE])
@@ -316,7 +319,7 @@ class PriorityTable:
             ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()
             table[priority_pages.DRAWN_PLACES :] = pack(*ints, *floats)
             self._heights[priority_pages.DRAWN] = 0
-            vars(self).update(_ints=ints, _floats=floats, _table=table)  # in one operation, as in `_resize`
+            vars(self).update(_ints=ints, _floats=floats, _table=table)  # one operation, see `_resize`
 
     # --- saving ------------------------------------------------------------------------------------------------------
 

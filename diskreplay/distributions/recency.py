@@ -177,7 +177,7 @@ class Arrivals:
     # --- following ---------------------------------------------------------------------------------------------------
 
     def is_of_another(self, population: Population) -> bool:
-        """Return whether the ids belong to another population.
+        """Return whether the ids are from a population other than `population`.
 
         After a state was loaded, the result is False for every population until the first call of `follow`.
         """
@@ -198,14 +198,14 @@ class Arrivals:
 
     def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
-        # Pieces have neither hidden nor evicted ids, because a resumed sampler cannot tell hidden ids from evicted
-        # ones. So a resumed sampler draws the same batches.
+        # Hidden and evicted ids leave the pieces: a resumed sampler, which cannot tell hidden ids from evicted ids,
+        # then draws the same batches.
         self._drop_hidden(population.visible)
         if self._cursor.may_miss(population):
             self._drop_evicted(population)
         if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
-            # There are two cases. Steps came back from quarantine, and only their times give their order. Or all ids in
-            # the pieces have left the population, and older ids remain.
+            # All pieces are made anew in two cases. If steps came back from quarantine, only the times of steps give
+            # their order. If no piece is left, the population may have older ids.
             self._clear()
             changes = self._cursor.changes(population)
             self._add(IdRuns(*changes.runs), population)
@@ -266,10 +266,10 @@ class Arrivals:
         self._ranks = self._ranks[0] + np.append(0.0, np.cumsum(lengths))
 
     def _add(self, runs: IdRuns, population: Population) -> bool:
-        """Append the ids of `runs` that were not added yet; return whether this was possible.
+        """Append the ids of `runs` that were not added yet; return False if they cannot be appended.
 
-        This is impossible if a run of a new lane began before the newest step of the last block was published. Then
-        nothing changes.
+        If a run of a new lane began before the newest step of the last block was published, the call returns False and
+        changes nothing.
         """
         runs, place, is_first = self._cursor.new_of(population, runs)
         if not len(place):

@@ -47,7 +47,7 @@ class Restricted(Distribution):
 
     @abstractmethod
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Return why a batch of `size` cannot be drawn if all allowed ids together can be drawn only `times` times."""
+        """Return the error message for a batch of `size` ids if all allowed ids have only `times` draws left."""
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         ids, chances, draw = _NONE, np.zeros(0), Draw(_NONE)
@@ -217,8 +217,8 @@ class Index:
             self._others_evicted -= paired - in_place
             chosen = np.sort(self._rng.permutation(paired)[:in_place])
             self._column = self._column.with_others(new[chosen], came[chosen])
-        # New ids that take no evicted id's place fill the index. When it is full, each further id replaces a random id,
-        # or is left out.
+        # New ids that take no evicted id's place fill the index. When the index is full, each further id replaces a
+        # random id, or is left out.
         room = paired + max(0, min(len(new) - paired, self.most - len(self.ids)))
         self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]
@@ -250,7 +250,7 @@ class Index:
 
 
 class Indices:
-    """The `Index` objects of a sampler, one per kind of id; not thread-safe. `seed` seeds their random draws."""
+    """The `Index` objects of a sampler, one per kind of id; not thread-safe. `seed` seeds the random numbers."""
 
     def __init__(self, most: int, remover: str, seed: int) -> None:
         self.most, self.remover = most, remover
@@ -394,7 +394,7 @@ class AtMost(Restricted):
         self._times, self._kind = times, kind
         self._counts = times.of(kind)
         self._pending: list[Draw] = []  # Draws that were not delivered yet.
-        # The allowed ids that `drawable` last computed, in ascending order. The cursor follows that call's population.
+        # The allowed ids from the last call of `drawable`, ascending, and a cursor of the population of that call.
         self._left, self._cursor = _NONE, Cursor()
 
     def __repr__(self) -> str:

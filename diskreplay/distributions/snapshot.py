@@ -1,4 +1,4 @@
-"""The protocol of snapshots, so that populations do not depend on stores, and a filter of episodes."""
+"""The protocol of snapshots that distributions read, and a filter of episodes."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

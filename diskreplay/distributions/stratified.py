@@ -130,7 +130,7 @@ class _Groups:
         self._cursor = Cursor()
         self._epoch = -1
         self._numbers: dict[bytes, int] = {}  # The number of each group, by the bytes of its value.
-        self._order: Ints = np.zeros(0, np.int64)  # The numbers of all groups, in the order of their values.
+        self._order: Ints = np.zeros(0, np.int64)  # The numbers of all groups, sorted by the values of the groups.
         self.some = self._total = self._order
         self._clear()
 
@@ -257,7 +257,7 @@ class _Runs:
         return cls(np.zeros((3, 0), np.int64), np.zeros(0, np.int64), many)
 
     def with_more(self, runs: Ints, group: Ints, many: int) -> "_Runs":
-        """Return a new object with more runs, which come last in their groups."""
+        """Return a `_Runs` that also has these runs, at the ends of their groups."""
         return _Runs(np.append(self.runs, runs, axis=1), np.append(self.group, group), many)
 
     def grow(self, many: int) -> None:

@@ -104,8 +104,9 @@ class TimePass(Pass):
     """A pass in the order of publishing; steps with the same publishing time are in the order of their ids.
 
     Runs are cut into pieces, which are read in the order of the times of their first ids. `_ids` are the next ids in
-    their final order. `_carried` are other ids that were read: ids of later pieces may come before them. The position
-    is the time and the id of the last drawn step, because a number of drawn ids would be wrong after evictions.
+    their final order. `_carried` are ids that were read, but are not in `_ids` yet: ids of later pieces may come before
+    them. The position is the time and the id of the last drawn step, because a number of drawn ids would be wrong after
+    evictions.
     """
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
@@ -291,7 +292,7 @@ class Sweep(OneOwner, Even):
             except SegmentGone:
                 if missing == size:
                     raise
-                break  # the batch is short, because the drawn ids must not be lost
+                break  # return a short batch: the drawn ids must not be lost
             if is_over:
                 self._pass, self._finished = None, self._finished + 1
         return Draw(np.concatenate(found), None, population.size)

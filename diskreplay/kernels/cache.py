@@ -1,7 +1,7 @@
 """The folder of compiled kernels, and how processes share the work of compiling.
 
-numba saves machine code next to the source file. If that file changes, numba compiles its functions again. But if these
-functions call a function of another file, numba does not notice when the other file changes. So the sources of all
+numba saves machine code next to the source file. If that file changes, numba compiles its functions again. But if a
+function calls a function of another file, numba does not notice a change of that other file. So the sources of all
 kernels are copied to a folder whose name is a digest of everything that the machine code depends on. The folder is
 never next to the package, because it would stay there after an uninstall, and Python would import it as an empty
 namespace package.

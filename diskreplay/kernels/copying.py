@@ -1,11 +1,12 @@
 """Kernels that copy successive rows into a batch, one row into each of many lanes, or bytes without using the caches.
 
-`write_lanes` writes rows that are mostly in separate pages of memory. Therefore it prefetches the rows of later lanes,
-which reduces its time to a third.
+`write_lanes` writes rows that are mostly in separate pages of memory. Prefetching the rows of later lanes reduces the
+time of a call to a third.
 
-An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write does not.
-With batches of 14 MB, streaming had 1.45 times the bandwidth of memcpy; with batches of 37 MB, it had 1.7 to 2.4 times
-the bandwidth. But the next reader has to fetch a streamed batch from memory, so smaller batches are not streamed.
+An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write does not
+read this line. With batches of 14 MB, streaming had 1.45 times the bandwidth of memcpy; with batches of 37 MB, it had
+1.7 to 2.4 times the bandwidth. But the next reader has to fetch a streamed batch from memory, so smaller batches are
+not streamed.
 """
 
 from diskreplay.ids import Ints
@@ -80,7 +81,7 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
     return -1
 
 
-# The numbers of one field in the record of `write_lanes`.
+# Indices of the numbers that the record of `write_lanes` has for each field.
 # - FIRST_CHUNK: the number of the first chunk to write to.
 # - SHIFT: the binary logarithm of the number of rows per chunk.
 # - SOURCE: the address of the new rows.

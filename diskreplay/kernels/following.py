@@ -56,16 +56,19 @@ GROWING_COLUMNS = 8
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
 LANE_ROWS = 5
 
-# The chunk table of a stored array consists of four arrays. The first three have a value per folder: the index of the
-# folder's first chunk in the fourth array, the number of the folder's chunks, and the binary logarithm of the number of
-# rows per chunk. The fourth array, `bases`, has the address of each chunk, or 0 if the chunk is not mapped.
+# The chunk table of a stored array: four arrays, in this order.
+# - `first_chunk`: for each folder, the index in `bases` of the folder's first chunk.
+# - `chunks`: for each folder, the number of its chunks.
+# - `shift`: for each folder, the binary logarithm of the number of rows per chunk.
+# - `bases`: the address of each chunk, or 0 if the chunk is not mapped.
 Chunks = tuple[Ints, ...]
 
-# The numbers of `found`.
+# Indices of the numbers in the array `found`.
 # - ENDED: the number of ended episodes, which is the number of filled lines of the table ENDED of `advancing`.
 # - CHANGED: 0 if the snapshot stays the same; for its bits see HIDDEN.
 # - LEFT: the line in `growing` of the segment that `follow` read last.
-# - FOLLOWED: 1 when all lanes were read. Then `follow` does nothing until the caller sets FOLLOWED to 0.
+# - FOLLOWED: 1 when all lanes were read. While FOLLOWED is 1, `follow` does nothing; only the caller sets FOLLOWED to
+#   0.
 # - SPLITS: 1 if the caller must check new ended episodes, because some may be discarded, evicted or lost.
 ENDED, ENDED_STEPS, CHANGED, OPEN_STEPS, LEFT, FOLLOWED, SPLITS = range(7)
 FOUND = 7
@@ -131,7 +134,7 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
 
 @jit.inner
 def _split_rows(tables: Ints, found: Ints, line: int, lane: int, base: int, stop: int) -> bool:
-    """Read the new rows of a lane, up to row `stop` - 1: append the ended episodes, and note the open one in `lanes`.
+    """Read a lane's new rows up to row `stop` - 1: append the ended episodes, and note the open episode in `lanes`.
 
     `line` is the line of the lane's segment in `growing`, and `base` the id of the lane's row 0. Returns False if the
     flags are not a valid sequence of episodes.
@@ -153,7 +156,7 @@ def _split_rows(tables: Ints, found: Ints, line: int, lane: int, base: int, stop
         flags = jit.load_byte(flags_at)
         if flags & DISCARDED and flags != DISCARD and flags != DISCARD_BEFORE:
             return False
-        is_behind = start >= 0 and flags & NO_STEP != 0 and flags & FIRST == 0  # the row after the last step
+        is_behind = start >= 0 and flags & NO_STEP != 0 and flags & FIRST == 0  # `row` is the row after the last step
         if start >= 0 and (is_behind or flags & FIRST != 0 or not is_open):
             end = previous & LAST_STEP | before | (flags & BEHIND_LAST if is_behind else 0)
             _emit(ended, found, base + start * width, width, row - start, end, time)
@@ -293,7 +296,7 @@ def _follow_lane_plain(
         base = ((segment[SLOT] + origin) << POSITION_BITS) + lane
         for first, steps, end in over:
             obs_rows = steps + (end & OBSERVATION_ONLY != 0)
-            # The last entry of `published` is the start time of the episode that was open before these rows.
+            # The last entry of `published` is the start time of the episode that was open before the new rows.
             line = base + first * segment[LANES], segment[LANES], steps, obs_rows, end
             ended[found[ENDED]] = *line, published[max(first - row, -1)]
             found[ENDED] += 1

@@ -71,8 +71,8 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
     """Do what `_locate` does, for windows from `find_windows`, and for a summand or a leaf to copy with `LENGTH` 1.
 
-    Rows of these leaves are never before the window's row `FLOOR`, and those of a summand never beyond the bound at
-    `STOP`. So fewer values must be checked and held in registers. Each row must lie within one cache line.
+    Here, no row is before the window's `FLOOR`, and no row of a summand is beyond the bound at `STOP`. These two checks
+    of `_locate` are left out. Each row must lie within one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -267,8 +267,8 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
         before = jit.either(is_own, 0, first)
         windows[cols.FOLDER, item] = load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         windows[cols.LINE, item], windows[cols.BEFORE, item] = jit.either(is_own, lane, 0), before
-        # Episode values are in rows, too, but a pack has fewer rows of values than rows of steps. So the row of a
-        # value, counted from the first row of the lane, may be negative.
+        # `FLOOR` is counted from the lane's first row of steps. It is negative for many episode values of a pack, which
+        # has fewer rows of values than rows of steps.
         if before + windows[cols.FLOOR, item] < 0:
             return i
     return -1
@@ -278,14 +278,14 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
     """Write items `begin` to `until` - 1 of a batch to the arrays at `addresses`; item i of the batch is for ids[i].
 
-    The last entry of `addresses` is 0. The array number -1 selects this entry, and means that a field is not wanted.
+    The last entry of `addresses` is 0. A field that is not wanted has the array number -1, which selects this 0.
     `snapshot` is the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the position of an
     item without a window or with an unmapped row, or -1. Several threads may write parts of one batch at the same time.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
     while begin < until:
-        # The arrays begin at the first of the next `count` items, so indices start at 0 and cannot be negative.
+        # `windows`, `ends` and `sources` begin at item `begin` of the batch, so their indices start at 0.
         count = min(_PART, until - begin)
         windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
         ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)

@@ -19,14 +19,16 @@ Bytes = NDArray[np.uint8]
 # Rows of a table of windows, one column per id. SLOT (see `frozen`), LANE and ROW identify the first row of the window.
 SLOT, LANE, ROW = 0, 1, 2
 FLOOR = 3  # The oldest row that a frame stack may show: depth - 1 rows back, but not before the episode's start.
-AFTER = 4  # The row K steps after ROW. Until `find_windows` knows this row, the address of the flags of row ROW.
+AFTER = 4  # The row K steps after row ROW. At first, `_locate` writes the address of the flags of row ROW here.
 OBS_STOP = 5  # AFTER + 1 if row AFTER has an observation, else 0.
 STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0.
 K = 7  # The number of steps in the window.
 FRAMES_STOP = 8  # The row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER.
-OWN, OWN_STOP = 9, 10  # Rows that callers of `gather` may use; `find_windows` writes the end of the lane to OWN_STOP.
-# The kernels write these three rows. FOLDER is the number of the folder with the window's rows, LINE the number of the
-# lane's line in the chunks of the folder, and BEFORE the number of rows in this line before the lane's first row.
+OWN, OWN_STOP = 9, 10  # Bounds that callers of `gather` set; `find_windows` writes the end of the lane to OWN_STOP.
+# Three rows that the kernels write.
+# - FOLDER: the number of the folder with the window's rows.
+# - LINE: the number of the lane's line in each chunk of this folder.
+# - BEFORE: the number of rows in this line before the lane's first row.
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
 
@@ -49,9 +51,9 @@ COMPUTED = ("reward", "discount", "terminated", "truncated", "index", "n_steps",
 REWARD, DISCOUNT, TERMINATED, TRUNCATED, INDEX, N_STEPS, WEIGHT = range(14, 21)
 # From this index on, the head has the chunk table of the flags: the numbers FIRST_CHUNK to ROW_BYTES.
 FLAGS = 21
-# Columns of a line. The first seven describe the leaf's chunk table, see `following.Chunks`.
+# Columns of a leaf's line. FIRST_CHUNK to ROW_BYTES describe the leaf's chunk table, see `following.Chunks`.
 # - FIRST_CHUNK, CHUNKS, SHIFT: the addresses of the three arrays with a value per folder.
-# - FOLDERS: the length of these arrays.
+# - FOLDERS: the number of folders in the chunk table.
 # - BASES, BASES_SIZE: the address and the length of the array `bases`.
 # For the columns BEGIN to TARGET see `gather`.
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
@@ -141,7 +143,7 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
             row = position // width
             lane = position - row * width
         place = load_int(lane_base + 8 * slot) + lane
-        # Usually the segment cannot grow, and reading LIVE_BASE would be a cache miss.
+        # Segments before slot `first_growing` are sealed. Their LIVE_BASE is not read: the read would be a cache miss.
         column = load_int(snapshot[frozen.LIVE_BASE] + 8 * slot) if slot >= first_growing else -1
         if column >= 0:
             stop = load_int(snapshot[frozen.LIVE] + 8 * (COMMITTED * snapshot[frozen.LIVE_LANES] + column + lane))

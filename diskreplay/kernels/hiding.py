@@ -39,20 +39,20 @@ HEAP_COLUMNS = 4
 OLDEST, LINE, TAIL, LISTED = range(4)
 PLACE_ROWS = 4
 
-# The numbers of `found`.
+# Indices of the numbers in the array `found`.
 # - SEEN: the number of lines of the log that `hide_oldest` has read.
 # - UNTIL: `hide_oldest` hides all steps published before this time, even if they are more than found[COUNT].
 # - LAST: the time of publishing of the newest step hidden since the last call of `note_last`, -1 if none was hidden.
 # - NEEDED: the id of a step whose time is not mapped.
 # - FRONT: the position of the ring's first entry in the second half of the table `heap`.
 # - WAITING: the number of entries of the ring.
-# Only `advance_hiding` uses the other numbers.
+# Only `advance_hiding` uses the numbers below.
 # - CAPACITY: the largest number of visible steps, or -1 without a limit.
 # - PAST: all steps published before this time are hidden.
 # - REACHED: episodes that began at this time or later have no hidden steps.
 # - READY: 1 if the caller has made the arrays that `hide_oldest` reads.
 # - HIDDEN_BEFORE: every hidden step was published before this time. It is PAST, or 1 ns after the publishing of the
-#   newest hidden step: steps of different writers may share a time, and some of them may still be visible.
+#   newest hidden step. Another step with the same publishing time may still be visible.
 # - OLDEST_AT: the address of the array with the first visible row of each lane.
 (
     SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, HIDDEN_BEFORE, FRONT, WAITING,
@@ -91,7 +91,7 @@ def _push(heap: Ints, line: int, found: Ints) -> None:
 
 @jit.inner
 def _behind(heap: Ints, count: int, front: int) -> int:
-    """Return the line of the entry `count` places after the ring's first entry, see `WHEN`.
+    """Return the line of the ring's entry at position `count`; the first entry has position 0. See `WHEN`.
 
     After the last line of the table `heap`, the ring continues at its own first line, in the middle of the table.
     """
@@ -246,8 +246,8 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
             by_place[LISTED, place] = 0
             continue
         # If the new entry keeps the ring's order, it joins the ring. If not, the ring's last entry moves to the heap,
-        # because as long as that entry is in the ring, no entry with an earlier time can join. Then the new entry
-        # takes the line of the moved entry if this keeps the order. Otherwise, the new entry goes to the heap, too.
+        # because it would keep all entries with earlier times out of the ring. The new entry takes the free line if the
+        # ring then remains sorted; else the new entry goes to the heap, too.
         count, front = found[WAITING], found[FRONT]
         line, last = _behind(heap, count, front), _behind(heap, count - 1 if count > 0 else 0, front)
         if count == 0 or not _before(heap, line, last):

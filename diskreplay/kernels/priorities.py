@@ -29,9 +29,9 @@ _FINITE = np.finfo(np.float64).max
 
 
 LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
-"""Lines of the record of `initial_priorities`, see `packed`. The first three are arrays whose addresses are also in the
-record of `frozen`, under these names. TABLE is the first line of the chunk table of the priorities that writers
-gave."""
+"""Lines of the record of `initial_priorities`, see `packed`. LANE_BASE, FOLDERS and FIRST_ROWS are arrays whose
+addresses are also in the record of a snapshot, see `frozen`. TABLE is the first line of the chunk table of the
+priorities that writers gave."""
 
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
@@ -55,7 +55,7 @@ def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: N
         if address == 0:
             return i
         value = jit.load_float64(address)
-        if 0.0 < value <= _FINITE:  # other values come from damaged data
+        if 0.0 < value <= _FINITE:  # any other value is damaged data
             out[i] = value
     return -1
 
@@ -163,14 +163,14 @@ def _slot_of_last(runs: Ints, i: int, origin: int, lanes: Ints, slots: int) -> i
 
 @jit.inlined
 def _want_rows(wanted: int, runs: Ints, i: int, first: int, count: np.int64, width: int, table: Ints) -> int:
-    """Set or clear the bit `WANTED` of the `count` ids of run `i` that begin with id `first`.
+    """Set or clear the bit `WANTED` of `count` ids of run `i`, from id `first` on.
 
     `width` is the number of lanes of the segment. For the other arguments and the result see `_want_difference`.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)
     row, stride, missing = np.int64(_at(first & POSITION_MASK) // _at(width)), runs[1, i], 0
-    step = 1 if stride == width else np.int64(_at(stride) // _at(width))  # usually saves a division
+    step = 1 if stride == width else np.int64(_at(stride) // _at(width))  # the usual case needs no division
     row_0 = first - row * width
     while count > 0:
         begin = row & LAST_ROW
@@ -229,11 +229,11 @@ def _want_difference(
     while i < stop:
         if wanted:
             runs[PAGE_ROW, i] = -1
-            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually, a later run has this page
+            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # a later run usually has this page
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
-                # Prefetch the entry of `slots` for a run's last id, and, `AHEAD` runs later, the page that this entry
-                # names.
+                # Prefetch the entry of `slots` for run i + 2 * AHEAD, and the page of run i + AHEAD, whose entry is
+                # loaded by now.
                 jit.prefetch(slots.ctypes.data + 4 * _slot_of_last(runs, i + 2 * AHEAD, origin, lanes, slots.size))
                 page = np.int64(slots[_at(_slot_of_last(runs, i + AHEAD, origin, lanes, slots.size))]) - 1
                 jit.prefetch(pages.ctypes.data + 8 * page * pages.shape[1])
@@ -304,8 +304,8 @@ def sync_priorities(
     A new id gets the largest priority that an update or a writer gave to any id that is drawable when the call returns,
     or 1.0 if there is no such id. After the call, line CHANGED of `stacks` has the pages with new ids.
 
-    Returns the number of missing pages. If this number is not 0, the drawable ids are still the old ones, and the
-    caller repeats the call with more pages.
+    Returns the number of missing pages, see `_want_difference`. If this number is not 0, the same ids as before are
+    drawable, and the caller repeats the call with more pages.
     """
     pages, raw = packed.ints2(table, priority_pages.PAGES), packed.floats(table, priority_pages.RAW)
     stacks, heights = packed.ints2(table, priority_pages.STACKS), packed.ints(table, priority_pages.HEIGHTS)
@@ -343,7 +343,7 @@ def sync_priorities(
     if missing > 0:
         return missing
     fresh = _entering_priority(table)
-    # Set the masses of rows that can be drawn from now on, and set 0 for rows that can no longer be drawn.
+    # Rows that have become drawable get their masses, and rows that are no longer drawable get mass 0.
     values[0] = fresh
     powers(values[:1], alpha, SMALLEST, LARGEST, numbers[:1], masses[:1])
     fresh_mass = masses[0]
@@ -366,7 +366,7 @@ def sync_priorities(
             pages[page, priority_pages.TOUCHED] = 0
             if rows & wanted_rows & ~known:
                 pages[page, priority_pages.ENTERED] = rows & wanted_rows & ~known
-                stacks[CHANGED, entered] = page  # overwrites the entry of a page that is done
+                stacks[CHANGED, entered] = page  # overwrites an entry that was read already
                 entered += 1
             known_again |= rows & wanted_rows & known
             while rows != 0:

@@ -1,7 +1,8 @@
 """Pages of priorities: each id has a place in a page, and each place is a leaf of a sum tree.
 
 A page has places for `PAGE` successive rows of a lane; its first row is a multiple of `PAGE`. The place of a row is the
-page's number times `PAGE`, plus the row modulo `PAGE`. A page is a line of a table, as long as a cache line:
+page's number times `PAGE`, plus the row modulo `PAGE`. A page is one line of a table, and fills a cache line. Three
+columns are numbers:
 
 - `FIRST`: the id of the page's first row,
 - `STRIDE`: the difference between the ids of successive rows, 0 for an unused page,
@@ -51,8 +52,8 @@ LAST_ROW = PAGE - 1
 
 # `stacks` has two lines. UNUSED has the unused pages; the page at its end is used next. During a call of
 # `sync_priorities`, CHANGED has the pages whose `WANTED` the call has changed. After the call, CHANGED has the pages
-# with new ids. `heights` has the heights of both stacks, the number NEW of pages with new ids, and the number DRAWN of
-# ids in the last draw, 0 if pages have changed since that draw.
+# with new ids. `heights` has the heights of both stacks, and two more numbers. NEW is the number of pages with new ids.
+# DRAWN is the number of ids in the last draw, or 0 if pages have changed since that draw.
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
 # The tables `old` and `new` of `sync_priorities`, (4, `RUNS` + number of runs), have the runs from column RUNS on.

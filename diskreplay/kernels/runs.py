@@ -175,15 +175,15 @@ class Starts(NamedTuple):
     In an ended episode, samples start at steps 0, `step`, 2 `step`, ..., up to the first sample whose `length` steps
     reach the end. If this last sample reaches beyond the end, `last` says what happens to it:
 
-    - PADDED: the sample stays.
+    - PADDED: the sample is kept, and the view pads it.
     - MOVED_BACK: the sample starts `length` steps before the end, or at step 0 in a shorter episode.
     - DROPPED: the sample is left out.
 
-    Two other values of `last` replace this rule. With FIRST_ONLY, only the first step starts a sample. With ALL_STEPS,
-    every step starts a sample.
+    Two other values of `last` select other steps of an ended episode. With FIRST_ONLY, only the first step starts a
+    sample. With ALL_STEPS, every step starts a sample.
 
-    Except with ALL_STEPS, the last steps of an ended episode that did not terminate do not count. With a final
-    observation, these are the last `followed` steps, since no step comes `followed` steps after them. Without a final
+    If an ended episode did not terminate, its last steps do not count, except with ALL_STEPS. With a final observation,
+    the last `followed` steps do not count, since no step comes `followed` steps after them. Without a final
     observation, only the last step does not count, since it has no next observation to bootstrap from.
 
     With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. If the earliest
@@ -213,7 +213,7 @@ def sort_runs(block: NDArray[np.int64], start: int, end: int) -> None:
     runs = block[:BEFORE, start:end]
     order = np.lexsort((runs[FIRST], runs[TIME]))
     for column in runs:
-        if column.any():  # a row of zeros is not written, so it takes no memory
+        if column.any():  # zeros are not written, because unwritten pages take no memory
             column[:] = column[order]
     block[BEFORE, start + 1 : end + 1] = block[BEFORE, start] + np.cumsum(runs[COUNT])
 
@@ -274,14 +274,14 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
     """Write the ids at which samples start, as runs, into a block; return the column after the last written run.
 
-    `record` is the record of a population, see `RULE`. The record's rule selects the ids. Their runs, at most two per
-    episode, are written to the record's block from column `at` on. Hidden ids and ids below `since` are left out.
-    `snapshot` is the record of a snapshot, see `frozen`.
+    `record` is the record of a population, see `RULE`. The record's rule selects the ids. The selected ids of an
+    episode are one or two runs. All runs are written to the record's block, from column `at` on. Hidden ids and ids
+    below `since` are left out. `snapshot` is the record of a snapshot, see `frozen`.
 
     `kind` says what `given` has. With LINES, `given` has lines of an `EpisodeTable`. With RUNS, `given` has runs of
-    ids, (4, n), and its hidden ids are also removed from `given`. A run without visible ids gets count 0 in `given` and
-    is not written. If there is such a run, the result is the bitwise complement of the column, which is negative. With
-    RUNS_AND_OPEN, `given` has runs, too, and the runs of the snapshot's open episodes are written last.
+    ids, (4, n). Hidden ids are removed from `given`, too. A run without visible ids gets count 0 in `given` and is not
+    written. If `given` has such a run, the result is negative: `~column` in place of the column. With RUNS_AND_OPEN,
+    `given` has runs as with RUNS, and the runs of the snapshot's open episodes are written last.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]
@@ -306,8 +306,8 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 obs_rows, end, time = given[item, ids.OBS_ROWS], given[item, ids.END], given[item, ids.TIME]
             else:
                 column = i - listed
-                # Skip to the line of the lane's segment, with the number of lanes at byte 8 and the first column at
-                # byte 16.
+                # Find the line of the lane's segment. A line has the segment's number of lanes at byte 8, and its first
+                # lane's column at byte 16.
                 while column >= jit.load_int(growing + 8) + jit.load_int(growing + 16):
                     growing += 8 * frozen.GROWING_COLUMNS
                 apart, lane = jit.load_int(growing + 8), column - jit.load_int(growing + 16)

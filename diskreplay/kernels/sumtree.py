@@ -16,9 +16,9 @@ total. `least`, which may be empty, has the smallest positive mass below each in
 
 A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares the
 searched mass with the same partial sums that were computed when the node was summed. As long as the searched mass is
-less than the node's sum, the selected child has a positive mass. The sum before this child is subtracted from the
-searched mass, and the rest is limited to less than the child's mass. So the child selected at the next level has a
-positive mass, too.
+less than the node's sum, the selected child has a positive mass. The sum of the masses before this child is subtracted
+from the searched mass; the difference is limited to less than the child's mass. So the child selected at the next level
+has a positive mass, too.
 """
 
 import math
@@ -82,7 +82,8 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
     If `least` is 0, the smallest of the chances that are not NaN replaces it. `scratch` is scratch memory, (3, n).
     """
     if least == 0.0:
-        # Positive floats sort like their bits, and the compiler finds the smallest integer in vectors of eight.
+        # Positive floats have the order of their bits. The compiler turns a search for the smallest integer into vector
+        # code.
         bits = np.uint64(bits_of(math.inf))
         for i in range(chances.size):
             mine = np.uint64(bits_of(chances[i]))
@@ -97,8 +98,8 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
 
 
 FAN_OUT = 8
-# The largest number of nodes in the last level, the one farthest from the leaves. A binary search in their sums costs
-# less than further levels.
+# The largest number of nodes in the last level, the one farthest from the leaves. A binary search in the sums of so
+# many nodes costs less than further levels.
 TOP = 512
 SOME = 6  # the length of the scratch memory of `sumtree_find`
 FAN_OUT_BITS = 3
@@ -192,8 +193,8 @@ def sumtree_find(
     """Write the leaf at each cumulative mass in `mass` to `leaves`; then write the masses of these leaves to `mass`.
 
     All searches go down the tree together, level by level and without a branch on data, so that cache misses overlap.
-    `notes` is memory with a byte per leaf. The bytes of the found leaves are prefetched for the caller. The total must
-    not be 0. `some` is scratch memory for `SOME` numbers.
+    `notes` is memory with a byte per leaf. The call prefetches the bytes of the found leaves, which the caller reads
+    next. The total must not be 0. `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):
@@ -212,16 +213,17 @@ def sumtree_find(
         left, most = mass[i] - sums[_at(leaves[i])], tree[_at(top + leaves[i])] * _BELOW
         mass[i] = left if left < most else most
     # Entries 0 to 3 of `some` are the sums of the masses before each pair of children. Entries 4 and 5 are the sums
-    # before each child of the found pair. `some` is in memory, because a choice among registers would become a branch.
+    # before each child of the found pair. The sums are in an array, because a choice among registers would become a
+    # branch.
     some[0] = 0.0
     for level in range(starts.size - 3, -1, -1):
-        # `after` is the address of the next level, where each child has `width` bytes. After the last level, `after` is
-        # the address of `notes`.
+        # `after` is the address of the next level below, where each child has `width` bytes. Below the leaves, `after`
+        # is the address of `notes`.
         start, after, width = starts[level], np.int64(notes.ctypes.data), np.int64(1)
         if level > 0:
             after, width = np.int64(tree.ctypes.data) + 8 * starts[level - 1], np.int64(64)
         for i in range(mass.size):
-            # Three comparisons find the pair of children. A fourth comparison finds the child of the pair.
+            # Three comparisons select a pair of children. A fourth comparison selects one child of this pair.
             x, j = mass[i], start + (leaves[i] << FAN_OUT_BITS)
             a = tree[_at(j)] + tree[_at(j + 1)]
             b = a + tree[_at(j + 2)] + tree[_at(j + 3)]
