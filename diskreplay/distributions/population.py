@@ -360,8 +360,8 @@ class Population:
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Add the runs of ended episodes to the second region of the block; see the module's docstring.
 
-        If the block is empty (`is_fresh`) and there is an order to restore, this order decides the positions of the
-        runs in the first two regions.
+        After `restore`, in an empty block (`is_fresh`), the restored order decides the positions of the runs in the
+        first two regions.
         """
         start = self._ended
         end = self._write_starts(snapshot, ended.lines, LINES, start)
@@ -733,8 +733,7 @@ class _Block(GrowingRuns):
 def _block_array(capacity: int) -> Ints:
     """Return an array of zeros for at least `capacity` runs.
 
-    If a row of the array is at least as long as a large page of memory, the row begins at the start of a page, so that
-    it touches fewer pages.
+    A row that fills at least one large page of memory begins at the start of a page, and so touches fewer pages.
     """
     large = LARGE_PAGE // np.dtype(np.int64).itemsize
     columns = capacity + 1

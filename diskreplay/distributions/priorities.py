@@ -1,10 +1,11 @@
 """A table of priorities by id, which follows a population and draws ids in proportion to powers of their priorities.
 
-The table keeps the raw priority |td| + eps of an id, at a place in a page of 64 successive rows of its lane; see
-`kernels.priority_pages`. The place's leaf in the sum tree has the mass raw ** alpha while the id can be drawn, else 0.
-If the view stops offering an id, the id keeps its raw priority. New ids enter with the largest raw priority that an
-update or a writer gave to an id that can be drawn. When no page is free, pages whose steps are all gone are used again.
-The numbers of the pages are part of the saved state, because they decide which id a random number draws.
+The table keeps the raw priority |td| + eps of an id at a place in a page. A page has places for 64 successive rows of a
+lane; see `kernels.priority_pages`. The place's leaf in the sum tree has the mass raw ** alpha while the id can be
+drawn, else 0. If the view stops offering an id, the id keeps its raw priority. New ids enter with the largest raw
+priority that an update or a writer gave to an id that can be drawn. When no page is free, pages whose steps are all
+gone are used again. The numbers of the pages are part of the saved state, because they decide which id a random number
+draws.
 """
 
 import math

@@ -29,7 +29,7 @@ class Prioritized(Owned):
 
     The priorities belong to one sampler, which calls the distribution under the sampler's lock. Each kind of id has its
     own table: all transitions share one table, and all sequences of the same (length, overlap, pad) share another
-    table. The first draw of a kind makes its table, which is kept when the view is replaced.
+    table. The first draw of each kind makes the table of this kind. Tables are kept when the view is replaced.
 
     Parameters
     ----------

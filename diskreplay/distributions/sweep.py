@@ -217,8 +217,8 @@ class Sweep(OneOwner, Even):
 
     A sweep has a position, which is part of its saved state. So a sweep belongs to one sampler, which calls it under
     the sampler's lock. The memory of a sweep grows with the number of episodes, not with the number of ids. A small
-    Feistel network over the numbers of the ids computes the random order. The order by time is computed for some ten
-    thousand ids at a time.
+    Feistel network, which permutes the positions of ids, computes the random order. The order by time is computed for
+    some ten thousand ids at a time.
 
     Parameters
     ----------

@@ -251,8 +251,8 @@ def _sum(
 def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
     """Write the rows FOLDER, LINE and BEFORE of `windows`, a table that the caller of `gather` has made.
 
-    Returns the index of the first item whose lane the snapshot does not have, or whose row `FLOOR` is before the start
-    of the stored arrays; -1 if there is no such item.
+    Returns the index of the first item whose lane is not in the snapshot, or whose row `FLOOR` is before all stored
+    rows; else -1.
     """
     for i in range(count):
         item = _at(i)

@@ -117,9 +117,9 @@ def _touch_lanes(step_ids: Ints, snapshot: Ints) -> None:
 def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Ints) -> int:
     """Write each id's lane and row to `windows`; stop at an id that is hidden or gone, or whose flags are unmapped.
 
-    AFTER gets the address of the row's flags, K the number of flags from there to the end of the chunk, and OWN_STOP
-    the end of the lane. `table` has the numbers FIRST_CHUNK, CHUNKS, SHIFT, BASES and BASES_SIZE of the flags' chunk
-    table. Returns the number of ids whose lane and row were written.
+    AFTER gets the address of the row's flags. K gets the number of flags from this address to the end of the chunk.
+    OWN_STOP gets the end of the lane. `table` has the numbers FIRST_CHUNK, CHUNKS, SHIFT, BASES and BASES_SIZE of the
+    flags' chunk table. Returns the number of ids whose lane and row were written.
     """
     # These numbers are read before the loop, because the compiler assumes that each write may change the record.
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]

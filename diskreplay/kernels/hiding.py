@@ -1,6 +1,6 @@
 """Hide the oldest steps of a store, in the order of publishing.
 
-A heap has an entry for each lane that still has visible steps: the publishing time and the id of the lane's oldest
+A heap has an entry for each lane with visible steps. The entry has the publishing time and the id of the lane's oldest
 visible step, and the number of the lane. For the first step of an episode, the publishing time is known from the log or
 the table `lanes` of `following`. For any other step, the time is read from the segment.
 

@@ -1,8 +1,8 @@
 """Kernels as plain Python, for stores that are read without numba, and for `NUMBA_DISABLE_JIT=1`.
 
-Kernels in plain Python are slow, but a debugger can step through them. This module has the instructions on raw
-addresses that the compiled `jit` takes from LLVM, and the arithmetic of numba: overflows of int64 wrap around, and
-divisions by zero give no warning.
+Kernels in plain Python are slow, but a debugger can step through them. This module replaces the instructions on raw
+addresses that the compiled `jit` takes from LLVM. As in numba, overflows of int64 wrap around, and divisions by zero
+give no warning.
 """
 
 import ctypes

@@ -147,8 +147,8 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
 
 AHEAD = 12  # a run or page is prefetched this many runs or pages before it is used
 
-# The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts, and in row PAGE_ROW the
-# number of the page in which the run changed last, or -1.
+# The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts and pages. Row PAGE_ROW has
+# the number of the page in which a run changed last, or -1.
 PAGE_ROW = 3
 
 

@@ -57,9 +57,12 @@ LAST_ROW = PAGE - 1
 UNUSED, CHANGED, NEW, DRAWN = range(4)
 
 # The tables `old` and `new` of `sync_priorities`, (4, `RUNS` + number of runs), have the runs from column RUNS on.
-# Column 0 has four numbers: the number of final runs (ENDED) and of partially hidden runs (LEFT), the number of the
-# first segment (ORIGIN), and the number of segments (SLOT_COUNT). Row LANES_AT of column 1 has the address of an array
-# with the number of lanes of each segment. The caller keeps this array alive.
+# Row LANES_AT of column 1 has the address of an array with the number of lanes of each segment. The caller keeps this
+# array alive. Column 0 has four numbers:
+# - ENDED: the number of final runs, see `priorities.sync_priorities`.
+# - LEFT: the number of partially hidden runs.
+# - ORIGIN: the number of the first segment.
+# - SLOT_COUNT: the number of segments.
 ENDED, LEFT, ORIGIN, SLOT_COUNT = range(4)
 LANES_AT = 0
 RUNS = 2

@@ -33,7 +33,7 @@ def discounted(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats
 
 @jit.kernel("none", "floats2", "ints", "float", "out_floats32")
 def nstep(r: Floats, k: Ints, gamma: float, reward: NDArray[np.float32]) -> None:
-    """Write the discounted sum of the first k[i] rewards of each line i of `r` to `reward`."""
+    """For each line i of `r`, write the discounted sum of the line's first k[i] rewards to `reward`."""
     for i in range(k.size):
         total, power = 0.0, 1.0
         for j in range(min(k[i], r.shape[1])):

@@ -95,7 +95,7 @@ ALL_VISIBLE = Visible(0, 0, *(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def without_hidden(runs: Runs, least: Any) -> Runs:
-    """Remove all ids below `least` (a number, or one per run); a run that becomes empty stays, with count 0."""
+    """Remove all ids below `least`, one number or an array with a number per run; empty runs stay, with count 0."""
     return behind(runs, np.clip(-((runs.first - least) // runs.stride), 0, runs.count))
 
 
@@ -186,8 +186,8 @@ class Starts(NamedTuple):
     the last `followed` steps do not count, since no step comes `followed` steps after them. Without a final
     observation, only the last step does not count, since it has no next observation to bootstrap from.
 
-    With `from_end`, one sample ends at the episode's end, the next one `step` steps earlier, and so on. If the earliest
-    sample would start before step 0, it starts at step 0 (MOVED_BACK) or is left out (DROPPED).
+    With `from_end`, one sample ends at the episode's end, the next sample ends `step` steps earlier, and so on. If the
+    earliest sample would start before step 0, it starts at step 0 (MOVED_BACK) or is left out (DROPPED).
 
     In an open episode, a sample needs `open_rows` rows from its start on: rows with an observation if `observed`, else
     complete steps. For example, if `open_rows` is `length + 1` and `observed` is True, the observation after each

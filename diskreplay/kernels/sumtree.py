@@ -1,18 +1,19 @@
 """Masses, which are powers of priorities, and a tree of their sums, whose leaves are drawn in proportion to the masses.
 
 A power x ** y of a positive number is 2 ** (y * log2 x). The functions 2 ** p and log2 are computed by power series,
-which the compiler turns into vector code; a call of libm for each number takes three times as long. The error of 2 ** p
-is at most about p units in the last place, and the result is the same on every machine.
-For x = m * 2 ** e with m from sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where
-s = (m - 1) / (m + 1). The relative error of the truncated series is below 2 ** -54. The function 2 ** p is
-2 ** n * exp(f ln 2), where n is the integer nearest to p and f = p - n.
+which the compiler turns into vector code. A call of libm for each number takes three times as long. The error of 2 ** p
+is at most about p units in the last place, and the result is the same on every machine. For x = m * 2 ** e with m from
+sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where s = (m - 1) / (m + 1). The
+relative error of the truncated series is below 2 ** -54. The function 2 ** p is 2 ** n * exp(f ln 2), where n is the
+integer nearest to p and f = p - n.
 
 A node of the tree has 8 children, which fill one cache line. `tree` has all levels one after the other, the leaves
 first: level l is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of
 level l, added from left to right. Levels are padded with zeros to a multiple of 8. The last level is the first level
 with at most `TOP` nodes. sums[i] is the sum of the last level's nodes before node i, so the last entry of `sums` is the
-total. `least`, which may be empty, has the smallest positive mass below each inner node, or 0, at the node's index in
-`tree` minus starts[1]. The last entry of `least` is the smallest positive mass of all leaves.
+total. `least`, which may be empty, has an entry for each inner node: the smallest positive mass of the leaves below the
+node, or 0. The index of this entry is the node's index in `tree` minus starts[1]. The last entry of `least` is the
+smallest positive mass of all leaves.
 
 A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares the
 searched mass with the same partial sums that were computed when the node was summed. As long as the searched mass is
