@@ -157,7 +157,7 @@ class Distribution(ABC):
         return type(self).chances is not Distribution.chances
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability in `draw_share` of each id, (n,); all ids must be in the population's share."""
+        """Return the probability of each id, (n,), in `draw_share`; all ids must be in the population's share."""
         found = self.chances(population, ids)
         if population.share.world_size > 1:
             found /= sum(float(self.chances(population, some).sum()) for some in population.ids()) or 1.0
@@ -272,7 +272,7 @@ class Even(Distribution):
         return population.contains(ids) / max(population.size, 1)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability in `draw_share` of each id, (n,); all ids must be in the population's share."""
+        """Return the probability of each id, (n,), in `draw_share`; all ids must be in the population's share."""
         return population.contains(ids) / max(population.share_size(), 1)
 
 

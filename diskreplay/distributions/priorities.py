@@ -78,7 +78,7 @@ class SumTree:
     def fill(self, masses: Floats) -> None:
         """Set the masses of the first leaves; the masses of all other leaves must be 0."""
         self.tree[: len(masses)] = masses
-        # Setting one leaf below a node is enough, because the node is summed again from all of its leaves.
+        # Set one leaf of each node again: this sums the node from all of its leaves.
         leaves = np.arange(0, len(masses), sumtree.FAN_OUT)
         self.set(leaves, self.tree[leaves])
 
@@ -264,7 +264,7 @@ class PriorityTable:
     # --- priorities --------------------------------------------------------------------------------------------------
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of each id, its index in `_raw` and among the leaves; -1 for an id that cannot be drawn."""
+        """Return the place of each id, an index in `_raw` and of a leaf; -1 for an id that cannot be drawn."""
         places = np.empty(len(ids), np.int64)
         offered, lanes = self._offered
         get_kernel("locate")(ids, offered[priority_pages.ORIGIN, 0], lanes, self._pages, self._slots, places)
@@ -359,7 +359,7 @@ class PriorityTable:
             every = {"given": state["known"], **state}
             number, first, stride, known, given = columns(every, ("page", "first", "stride", "known", "given"))
             values, count = np.ascontiguousarray(state["values"], np.float64), int(state["pages"])
-        # These conditions keep all accesses inside the arrays.
+        # The conditions below keep all accesses of kernels inside the arrays.
         good = count > 0 and bool(((number >= 0) & (number < count) & (first >= 0) & (stride > 0)).all())
         good = good and bool(all(len(np.unique(column)) == len(column) for column in (number, first)))
         good = good and bool(((first & POSITION_MASK) // stride % priority_pages.PAGE == 0).all())

@@ -154,7 +154,7 @@ class Prioritized(Owned):
         return table.masses_of(ids) / (table.tree.total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability in `draw_share` of each id, (n,); all ids must be in the population's share."""
+        """Return the probability of each id, (n,), in `draw_share`; all ids must be in the population's share."""
         table = self._followed(population)
         return table.masses_of(ids) / (table.total_of(population.share) or 1.0)
 
@@ -237,7 +237,7 @@ class Prioritized(Owned):
         self._tables = place
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each table of priorities, a dict; its key is the table's kind of id as JSON."""
+        """Return a dict of the states of all tables of priorities; a key is a table's kind of id as JSON."""
         return {json.dumps(kind): table.state_dict() for kind, table in self._tables.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

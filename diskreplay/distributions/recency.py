@@ -132,7 +132,7 @@ class Arrivals:
     def _clear(self) -> None:
         self._cursor = Cursor()
         self._room = GrowingRuns(64)
-        self._starts: Ints = np.zeros(1, np.int64)  # The first piece of each block, and the end of the last block.
+        self._starts: Ints = np.zeros(1, np.int64)  # The index of each block's first piece, and the number of pieces.
         self._ranks: Floats = np.zeros(1)  # The number of steps before each block, and the number of all steps.
         self._is_full = True
         self._weigh()
@@ -320,8 +320,8 @@ class Arrivals:
     def _weigh(self) -> None:
         """Set `_ids`, `_lengths` and `_weights`, the values of the blocks that a draw needs.
 
-        `_ids` is each block's number of ids, and `_lengths` each block's length in half-lives times ln 2. `_weights` is
-        the sum of the weights of the blocks before each block.
+        `_ids` is each block's number of ids. `_lengths` is each block's length in half-lives, multiplied by ln 2.
+        `_weights` is the sum of the weights of the blocks before each block.
         """
         self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)
@@ -390,7 +390,7 @@ def _by_time(runs: IdRuns, steps: Floats, times: Any, size: float, most: float) 
 
 
 def _older(count: Ints, steps: Floats, begin: Floats, end: Floats, most: float) -> Ints:
-    """Return the number of ids at the start of each run that are older than the newest `most` steps.
+    """Return, for each run, how many of its first ids are older than the newest `most` steps.
 
     Run i has `count[i]` ids, published evenly from time `begin[i]` to `end[i]`.
     """

@@ -35,7 +35,7 @@ def kind_of(text: str) -> tuple[Any, ...]:
 
 
 def columns(state: Mapping[str, Any], names: Iterable[str]) -> list[NDArray[np.int64]]:
-    """Return int64 copies of these arrays of a state; raise one of `INVALID` if their lengths differ."""
+    """Return int64 copies of the arrays `names` of a state; raise one of `INVALID` if their lengths differ."""
     found = [np.array(state[name], np.int64) for name in names]
     if not found or any(column.ndim != 1 or column.shape != found[0].shape for column in found):
         raise ValueError("columns must have one axis and one length")

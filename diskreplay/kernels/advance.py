@@ -62,9 +62,9 @@ def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
 def advance_hiding(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
     """Do what `advance` does, and hide steps that were published before `until` or that exceed the store's capacity.
 
-    The oldest steps are hidden until at most CAPACITY steps, a number in the array HIDDEN of `tables`, are visible. If
-    any step was hidden, `newer` gets the first visible row of each lane, and the bit `following.HIDDEN` of CHANGED is
-    set. For the result see `following.DONE` and `advancing.UNREADY`.
+    The array HIDDEN of `tables` has the number CAPACITY: the oldest steps are hidden until at most CAPACITY steps are
+    visible. If any step was hidden, `newer` gets the first visible row of each lane, and the bit `following.HIDDEN` of
+    CHANGED is set. For the result see `following.DONE` and `advancing.UNREADY`.
     """
     head, found = packed.ints(tables, advancing.HEAD), packed.ints(tables, advancing.FOUND)
     hidden, origin = packed.ints(tables, advancing.HIDDEN), head[frozen.ORIGIN]

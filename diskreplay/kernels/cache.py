@@ -318,7 +318,7 @@ def _show(text: str) -> None:
 
 @cache
 def _file_lock() -> "type[BaseFileLock]":
-    # Imported here, because importing filelock takes longer than loading compiled kernels.
+    # filelock is imported here, because its import takes longer than loading compiled kernels.
     with MissingExtra.raised_for("sampling", "torch"):
         from filelock import FileLock
     # filelock acquires its own lock at a fork. A compiling thread acquires `compiling` before filelock's lock, so a

@@ -89,8 +89,8 @@ DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
 """
 
 ENDS = TERMINATED | TRUNCATED
-# LAST_STEP has the bits of an episode's end that come from its last step. BEHIND_LAST has the bits that come from the
-# row after the last step: a final observation or an end marker.
+# The end of an episode has the bits LAST_STEP from the episode's last step. The end has the bits BEHIND_LAST from the
+# row after this step: a final observation or an end marker.
 LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
@@ -123,7 +123,7 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, end: int
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Return whether rows `first` to `last` of the array whose chunk table begins at line `table` are mapped."""
+    """Return whether rows `first` to `last` of a folder's array are mapped; its chunk table begins at line `table`."""
     bits, start = number(tables, table + packed.SHIFT, folder), number(tables, table, folder)
     count = number(tables, table + packed.CHUNKS, folder)
     for chunk in range(first >> bits, (last >> bits) + 1):

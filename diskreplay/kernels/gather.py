@@ -69,7 +69,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does, for windows from `find_windows`, and for a summand or a leaf to copy with `LENGTH` 1.
+    """Do what `_locate` does, for windows that `find_windows` found, and a leaf that is a summand or has `LENGTH` 1.
 
     Here, no row is before the window's `FLOOR`, and no row of a summand is beyond the bound at `STOP`. These two checks
     of `_locate` are left out. Each row must lie within one cache line.

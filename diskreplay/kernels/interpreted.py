@@ -57,8 +57,8 @@ def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any
     return lambda x: np.array([x]).astype(given).view(kind)[0]
 
 
-# Cached, because plain Python code requests the same arrays again and again. The cache keeps no memory alive, since the
-# arrays only borrow it.
+# Arrays are cached, because plain Python code requests the same arrays again and again. The cache keeps no memory
+# alive, since the arrays only borrow it.
 @functools.lru_cache(maxsize=256)
 def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]:
     """Return an array that borrows the memory at an address, like numba's function of this name."""

@@ -75,7 +75,7 @@ class Visible(NamedTuple):
         return np.where(known, self.lane_base[slot] + lane, -1)
 
     def least_ids(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the lowest visible id in the lane of each id, `NEVER` if its segment is gone.
+        """Return, for each id, the lowest visible id of the id's lane; `NEVER` if the segment is gone.
 
         If no step is hidden, the result is 0 for each id.
         """

@@ -131,9 +131,9 @@ def tree_arrays(capacity: int, least: bool, top: int, tree: Floats) -> tuple[Int
 
 @jit.inner
 def _smallest(first: int, count: int, inner: int, tree: Floats, least: Floats) -> float:
-    """Return the smallest positive mass of the leaves at or below the `count` entries of `tree` from `first` on, or 0.
+    """Return the smallest positive mass of leaves below nodes `first` to `first + count - 1` of `tree`, or 0.
 
-    Entries before `inner` are leaves.
+    Entries of `tree` before index `inner` are leaves, and count with their own mass.
     """
     smallest = math.inf
     for i in range(first, first + count):
@@ -195,7 +195,7 @@ def sumtree_find(
 
     All searches go down the tree together, level by level and without a branch on data, so that cache misses overlap.
     `notes` is memory with a byte per leaf. The call prefetches the bytes of the found leaves, which the caller reads
-    next. The total must not be 0. `some` is scratch memory for `SOME` numbers.
+    next. The total mass must not be 0. `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):
