@@ -61,7 +61,7 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import get_kernel
 
-# While the second region (see above) has at most this many runs, its size is no reason to merge it into the first.
+# If the second region (see above) has at most this many runs, its size is no reason for a merge.
 SMALL = 1024
 # A binary search among this many runs or more reads more memory than the caches of a processor hold.
 MANY = 1 << 15
@@ -136,9 +136,10 @@ class Changes(NamedTuple):
     `progress` is the argument of the follower's next call of `Population.changes`. `runs` are the new runs. If `whole`
     is True, `runs` are all runs, and replace the runs of all earlier calls.
 
-    The last `provisional` runs may change with each refresh. They replace the provisional runs of earlier calls. The
-    first `partially_hidden` provisional runs are visible parts of older runs. `reached` are runs of earlier calls that
-    may be hidden by now, wholly or in part; their visible parts are among the provisional runs.
+    The last `provisional` runs may change with each refresh. The provisional runs of a call replace all provisional
+    runs of earlier calls. The first `partially_hidden` provisional runs are visible parts of older runs. `reached` are
+    runs of earlier calls that may be hidden by now, wholly or in part; their visible parts are among the provisional
+    runs.
 
     `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites both arrays.
     """
@@ -257,7 +258,7 @@ class Population:
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # The first id of each open episode that the filter admitted.
-        # A number that grows when an episode that could be drawn while it was open is refused or discarded.
+        # A number that grows when an open episode could be drawn, and is later refused or discarded.
         self._refusals = 0
         self._share_size = _ShareSize()
         self._clear()
@@ -537,7 +538,10 @@ class Population:
 
     @property
     def generation(self) -> int:
-        """A number that grows if not only the oldest ids may have left the population; -1 before the first refresh."""
+        """A number that grows when ids other than the oldest may have left the population.
+
+        -1 before the first refresh.
+        """
         return -1 if self.snapshot is None else int(self.snapshot.generation) + self._refusals
 
     def steps_of(self, ids: Ints, apart: Ints) -> Floats:
@@ -606,7 +610,7 @@ class Population:
         return found, is_moved
 
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return, for each run `at[i]` of the block, a number of its lane, and whether the run is a moved sample."""
+        """Return, for each run `at[i]` of the block, a number for its lane, and whether the run is a moved sample."""
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width

@@ -59,7 +59,7 @@ class Recency(Owned):
     Parameters
     ----------
     half_life : float
-        Number of newer drawable steps that halve the probability, above 0.
+        Number of newer drawable steps that halve the probability of an id; above 0.
 
     Raises
     ------
@@ -198,8 +198,8 @@ class Arrivals:
 
     def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
-        # Hidden and evicted ids leave the pieces: a resumed sampler, which cannot tell hidden ids from evicted ids,
-        # then draws the same batches.
+        # Hidden and evicted ids are removed from the pieces. Else a resumed sampler, which cannot tell hidden ids from
+        # evicted ids, would draw other batches.
         self._drop_hidden(population.visible)
         if self._cursor.may_miss(population):
             self._drop_evicted(population)

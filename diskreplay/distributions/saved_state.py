@@ -15,7 +15,7 @@ INVALID = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 
 @contextmanager
 def state_of(what: str) -> Iterator[None]:
-    """In a `with` block that reads a state, raise a ValueError that names `what` in place of any `INVALID` error."""
+    """Turn `INVALID` errors of a `with` block, which reads a state, into a ValueError that names `what`."""
     try:
         yield
     except INVALID as error:

@@ -267,8 +267,8 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
         before = jit.either(is_own, 0, first)
         windows[cols.FOLDER, item] = load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         windows[cols.LINE, item], windows[cols.BEFORE, item] = jit.either(is_own, lane, 0), before
-        # `FLOOR` is counted from the lane's first row of steps. It is negative for many episode values of a pack, which
-        # has fewer rows of values than rows of steps.
+        # `FLOOR` is counted from the lane's first row of steps. `FLOOR` is negative for many episode values of a pack,
+        # which has fewer rows of values than rows of steps.
         if before + windows[cols.FLOOR, item] < 0:
             return i
     return -1
@@ -278,9 +278,10 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
     """Write items `begin` to `until` - 1 of a batch to the arrays at `addresses`; item i of the batch is for ids[i].
 
-    The last entry of `addresses` is 0. A field that is not wanted has the array number -1, which selects this 0.
-    `snapshot` is the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the position of an
-    item without a window or with an unmapped row, or -1. Several threads may write parts of one batch at the same time.
+    The last entry of `addresses` is 0. A field that is not wanted has the array number -1, which selects the last
+    entry. `snapshot` is the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the
+    position of an item without a window or with an unmapped row, or -1. Several threads may write parts of one batch at
+    the same time.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)

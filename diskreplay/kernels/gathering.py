@@ -25,7 +25,7 @@ STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0.
 K = 7  # The number of steps in the window.
 FRAMES_STOP = 8  # The row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER.
 OWN, OWN_STOP = 9, 10  # Bounds that callers of `gather` set; `find_windows` writes the end of the lane to OWN_STOP.
-# Three rows that the kernels write.
+# The kernels write these rows:
 # - FOLDER: the number of the folder with the window's rows.
 # - LINE: the number of the lane's line in each chunk of this folder.
 # - BEFORE: the number of rows in this line before the lane's first row.
@@ -143,7 +143,7 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
             row = position // width
             lane = position - row * width
         place = load_int(lane_base + 8 * slot) + lane
-        # Segments before slot `first_growing` are sealed. Their LIVE_BASE is not read: the read would be a cache miss.
+        # LIVE_BASE is not read for slots below `first_growing`, which are sealed: reading it would be a cache miss.
         column = load_int(snapshot[frozen.LIVE_BASE] + 8 * slot) if slot >= first_growing else -1
         if column >= 0:
             stop = load_int(snapshot[frozen.LIVE] + 8 * (COMMITTED * snapshot[frozen.LIVE_LANES] + column + lane))
@@ -263,7 +263,7 @@ def find_windows(
     step_ids: Ints, n: int, stack: int, whole: int, snapshot: Ints, table: int, windows: Ints, ends: Bytes,
     behind: Bytes,
 ) -> int:  # fmt: skip
-    """Write, for each id, the window of `n` steps that starts at it, or of fewer steps if the episode ends earlier.
+    """Write the window of each id: the `n` steps from this id on, or fewer steps if the episode ends earlier.
 
     With `n` -1, windows reach to the end of the episode. With `whole`, the row after a window in an open episode must
     be a step, not only an observation. `stack` is the depth of frame stacks: the search for the episode's start goes

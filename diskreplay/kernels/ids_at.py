@@ -63,7 +63,7 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
 
 @jit.kernel("none", "floats", "int", "int", "ints2", "out_ints2")
 def ids_at(positions: Floats, low: int, high: int, record: Ints, memory: Ints) -> None:
-    """Write the id at the integer part of each position in runs `low` to `high` - 1 to the first row of `memory`.
+    """Write to the first row of `memory` the id at the integer part of each position in runs `low` to `high` - 1.
 
     Positions are counted from the first id of run `low`. For the `record` see `runs.RULE`; its array COARSE may leave
     out the last runs. `memory` is (2, positions); its second row is scratch memory.

@@ -19,8 +19,8 @@ IS_COMPILED = not __name__.startswith("diskreplay.")
 
 STREAM_BLOCK = 128  # two cache lines, in bytes
 
-# numba and llvmlite do not export these types: a builder of LLVM code, a value in this code, an LLVM type, and a
-# function that becomes LLVM code in the kernels that call it.
+# numba and llvmlite do not export these types. A `Builder` writes LLVM code, and a `Value` of an `LLVMType` is a value
+# in this code. An `Instruction` is a function that becomes LLVM code in the kernels that call it.
 Builder = Any
 Value = Any
 LLVMType = Any

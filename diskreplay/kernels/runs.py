@@ -280,8 +280,8 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
 
     `kind` says what `given` has. With LINES, `given` has lines of an `EpisodeTable`. With RUNS, `given` has runs of
     ids, (4, n). Hidden ids are removed from `given`, too. A run without visible ids gets count 0 in `given` and is not
-    written. If `given` has such a run, the result is negative: `~column` in place of the column. With RUNS_AND_OPEN,
-    `given` has runs as with RUNS, and the runs of the snapshot's open episodes are written last.
+    written. If `given` has a run with count 0, the result is negative: `~column` in place of the column. With
+    RUNS_AND_OPEN, `given` has runs as with RUNS, and the runs of the snapshot's open episodes are written last.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]
