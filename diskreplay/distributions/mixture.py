@@ -16,8 +16,8 @@ from diskreplay.ids import Floats, Ints
 class Mixture(Distribution):
     """Draw each item of a batch from one of several distributions, chosen at random by their shares.
 
-    An id has the probability P(i) = Σ share_d · P_d(i), a sum over the distributions d. If any of these distributions
-    is prioritized, the weight of an id is (N · P(i)) ** -beta divided by the largest weight of the batch. Here beta
+    An id has the probability P(i) = Σ share_d · P_d(i), a sum over the distributions d. If any distribution is
+    prioritized, the weight of an id is (N · P(i)) ** -beta divided by the largest weight of the batch. Here beta
     belongs to the first prioritized distribution, and N is the number of ids that can be drawn. Without a prioritized
     distribution, all weights are 1.
 

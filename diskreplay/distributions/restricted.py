@@ -135,7 +135,7 @@ class Index:
 
     With "random", all ids of the population are in the index with the same probability: Vitter's algorithm R (1985).
     After evictions, the algorithm is random pairing (Gemulla et al. 2008). Each new id takes the place of a random
-    evicted id: the new id enters the index only if the evicted id was in the index.
+    evicted id. The new id enters the index only if the evicted id was in the index.
     """
 
     def __init__(self, most: int, remover: str, rng: np.random.Generator) -> None:

@@ -232,8 +232,8 @@ def _want_difference(
             if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # a later run usually has this page
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
-                # Prefetch the entry of `slots` for run i + 2 * AHEAD, and the page of run i + AHEAD, whose entry is
-                # loaded by now.
+                # Prefetch the entry of `slots` for run i + 2 * AHEAD. Prefetch the page of run i + AHEAD: the entry of
+                # this run is loaded by now.
                 jit.prefetch(slots.ctypes.data + 4 * _slot_of_last(runs, i + 2 * AHEAD, origin, lanes, slots.size))
                 page = np.int64(slots[_at(_slot_of_last(runs, i + AHEAD, origin, lanes, slots.size))]) - 1
                 jit.prefetch(pages.ctypes.data + 8 * page * pages.shape[1])
