@@ -93,8 +93,8 @@ class Arena:
     """Allocates each `Piece` of memory for chunks from a `_Block`.
 
     A block is empty if none of its pieces is in use. An empty block is returned to the system if all blocks together
-    take more than ``spare`` bytes. Otherwise the block is kept, because the system clears the memory of every new
-    block. To clear a block may take longer than to fill it with rows.
+    take more than ``spare`` bytes. Otherwise the block is kept for new pieces. The system clears the memory of a new
+    block, which may take longer than to fill the block with rows.
 
     Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, even during a call
     of `allocate`.
@@ -154,7 +154,7 @@ class Arena:
         A finalizer may call this method.
         """
         self.spare = 0
-        # If the lock is taken, blocks that are empty now stay until `allocate` would exceed its bound ``most``.
+        # If the lock is taken, empty blocks stay until `allocate` reaches its bound ``most``.
         if self._lock.acquire(blocking=False):
             try:
                 while self._drop_unused():
@@ -213,9 +213,9 @@ _SHARE = MEMORY // 16
 
 MOST_READ = min(1 << 30, _SHARE)
 
-# A field may use all MOST_DECOMPRESSED bytes if at least half of the field fits into them. A larger field gets
-# LEAST_DECOMPRESSED bytes, or twice the bytes of one call. To decompress a chunk again into recently used memory is
-# quicker than to use new memory, which the system has to clear.
+# A field may use all MOST_DECOMPRESSED bytes if at least half of the field fits into them. The chunks of a larger field
+# take at most LEAST_DECOMPRESSED bytes, or twice the bytes that one call decompresses. To decompress a chunk again into
+# recently used memory is quicker than to use new memory, which the system has to clear.
 MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
@@ -223,8 +223,8 @@ LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 # own. If the pieces had several sizes, blocks for one size would often be dropped to make blocks for another size.
 _PIECE_BYTES = 1 << 20
 
-# `_release` releases one in this many chunks. Each call compares all chunks to find the least recently used chunks, so
-# it would be slow to release only one chunk a call.
+# `_release` releases a fraction 1 / _LEAVING of the chunks. Each call compares all chunks to find the least recently
+# used chunks, so it would be slow to release only one chunk a call.
 _LEAVING = 8
 
 
@@ -260,8 +260,8 @@ class StoreChunks(Protocol):
 _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
-# The size of each decompressed piece that is not from an `Arena`. When a piece is gone, minus its size is appended.
-# `_counted` returns the sum of these numbers.
+# The size of each decompressed piece that is not from an `Arena`. When a piece is freed, its size is appended as a
+# negative number. `_counted` returns the sum of these numbers.
 _counts: deque[int] = deque()
 # {bytes of an inner chunk: (a piece with room for more of these inner chunks, the number of inner chunks in it)}
 _begun: "dict[int, tuple[Piece, int]]" = {}
@@ -329,8 +329,8 @@ class Room(NamedTuple):
 def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[Room]:
     """Return memory for ``count`` inner chunks of ``inner_bytes`` bytes; release older decompressed chunks if needed.
 
-    All decompressed chunks together take at most `LEAST_DECOMPRESSED` bytes, or twice the bytes of this call if that is
-    more. ``of`` is the size of the complete field in bytes, decompressed. If ``grows`` is True, and at least half of
+    All decompressed chunks together take at most `LEAST_DECOMPRESSED` bytes, or twice ``count * inner_bytes`` if this
+    is more. ``of`` is the size of the complete field in bytes, decompressed. If ``grows`` is True, and at least half of
     the field fits into `MOST_DECOMPRESSED`, all decompressed chunks may take `BLOCK_BYTES` bytes more than at present.
     Decompressed chunks exceed `MOST_DECOMPRESSED` only if no chunk can be released.
 
@@ -447,7 +447,7 @@ def _counted() -> int:
 def _release(how: int, before: int = sys.maxsize) -> bool:
     """Release chunks that are kept as ``how``: the least recently used eighth of those last used before ``before``."""
     with ExitStack() as held:
-        stores = _not_busy(held)  # a local variable, since another thread may drop the last reference to one
+        stores = _not_busy(held)  # this list keeps the objects alive if another thread drops them
         tables = [table for each in stores for table in each.leaves.values()]
         places = [np.flatnonzero((table.bases != 0) & (table.how == how) & (table.used < before)) for table in tables]
         counts = [len(there) for there in places]

@@ -36,16 +36,16 @@ from diskreplay.segments.files.mapping import (
 from diskreplay.segments.folder import GONE, LACKING, Folder, Pack
 from diskreplay.segments.segment import SegmentInfo, read_segment
 
-# Rows of at least this many bytes are wide. The system reads only the needed pages of wide rows from disk. The system
-# may read narrower rows ahead, because every page is soon needed.
+# Rows of at least this many bytes are wide. The system reads only the needed pages of wide rows from disk. For narrower
+# rows, the system may also read other pages in advance, because batches soon need every page.
 WIDE_ROW = 1024
 
 # The size in bytes of the largest chunk file that is read and not mapped. Only files with narrow rows of sealed
 # segments are read: a sealed segment never changes.
 LARGEST_READ = 256 << 10
 
-# How often a call of `ensure` tries to map its chunks. If the system refuses a mapping, other chunks are released. Some
-# of the released chunks may belong to the same call, and are opened again in the next attempt.
+# The maximum number of attempts of a call of `ensure` to map its chunks. If the system refuses a mapping, other chunks
+# are released. If the call needs a released chunk, the next attempt maps this chunk again.
 _ATTEMPTS = 8
 
 # The binary logarithm of a number of rows that no lane reaches.
@@ -487,7 +487,7 @@ class MappingGuard:
         self._holders = [table.holder for table in tables]
 
     def is_of(self, tables: Collection[ChunkTable]) -> bool:
-        """Return whether this guard was made for these tables, and none has replaced its ``holder`` since then."""
+        """Return whether this guard was made for these tables, and each table still has the same ``holder``."""
         return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
 
 
@@ -616,7 +616,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return each lane's folder number, its line in the folder's chunks, and the row of the line where it begins.
+        """Return three numbers for each lane: its folder, its line in the chunks, and its first row in this line.
 
         Raises
         ------
@@ -691,10 +691,10 @@ class ChunkTables:
     def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
         """Return where the arrays of episode fields have the values of rows with the flag `EPISODE_VALUES`.
 
-        ``result[i]`` is the row of these arrays with the values of row ``row[i]`` of ``lane[i]``, minus the row of the
-        folder at which the lane begins. In a pack, most results are below 0, because there are fewer values than rows
-        before the lane. ``committed`` is the number of complete rows of each lane; the flags of all these rows may be
-        read.
+        The values of row ``row[i]`` of ``lane[i]`` are at row ``result[i] + first[i]`` of these arrays. Here,
+        ``first[i]`` is the row of the folder at which ``lane[i]`` begins. In a pack, most results are negative, because
+        these arrays have fewer rows than the folder. ``committed`` is the number of complete rows of each lane; the
+        flags of all these rows may be read.
         """
         folder, line, before = self.find(slot, lane)
         found = np.empty(len(row), np.int64)
@@ -732,7 +732,7 @@ class ChunkTables:
         new = ChunkTables(self.root, self._counters)
         with self.lock, new.lock:  # `chunk_budget.share` has shown the new tables to other threads already
             is_there = np.zeros(len(self.known) + 1, np.bool_)
-            is_there[folders] = True  # the -1 of slots without a folder sets the extra last element
+            is_there[folders] = True  # a slot without a folder has the number -1, and sets the extra last element
             gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
             new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
             new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows

@@ -289,7 +289,7 @@ class Discards:
             if not is_there or not len(at):
                 continue
             last = int(at[table.first[at].argmax()])
-            # If damage has destroyed the part, another episode is the last episode of the lane.
+            # The lane's last episode is the part, unless damage has destroyed the part.
             if not table.end[last] & CUT or table.end[last] & DISCARDED:
                 continue
             if last < len(log):

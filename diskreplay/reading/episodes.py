@@ -300,7 +300,7 @@ class EpisodeList(Sequence[Episode]):
 
 FRAMES, WIDEST = 8, 96  # the number of frames in a notebook, and their largest width in pixels
 MOST_FIELDS, MOST_TEXT = 20, 120
-# Notebooks do not sum the rewards of an episode with more than MOST_STEPS steps. They do not show frames if FRAMES
+# Notebooks do not sum the rewards of an episode with more than MOST_STEPS steps. Notebooks do not show frames if FRAMES
 # frames take more than MOST_BYTES bytes.
 MOST_STEPS, MOST_BYTES = 1_000_000, 1 << 24
 

@@ -147,10 +147,9 @@ class FollowedRows:
     def drop(self, slots: list[int]) -> None:
         """Empty the slots of segments that are gone.
 
-        If a limit hides the episodes of these segments, the episodes stay in the log until half of the log belongs to
-        segments that are gone: every sampler starts over whenever the log is shortened. If no limit hides the episodes,
-        they are removed at once, because a reader that opens the store now does not find these episodes, and all
-        readers must have the same episodes.
+        Episodes that a limit hides stay in the log until half of the log belongs to segments that are gone. The log is
+        shortened rarely, because every sampler then starts over. All other episodes of these segments leave the log at
+        once. A reader that opens the store now does not find them, and all readers must have the same episodes.
         """
         if not slots:
             return
@@ -233,7 +232,7 @@ class FollowedRows:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
         elif live.checked_rows == before:
-            # After a check of new rows, nothing is mapped here: the kernel stops again if it needs an unmapped chunk.
+            # If this call has checked new rows, the next call maps chunks: the kernel stops again at an unmapped chunk.
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaf(leaf).ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)

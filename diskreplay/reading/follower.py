@@ -23,10 +23,11 @@ from diskreplay.segments.files.machine import clock_ns, this_clock
 from diskreplay.segments.files.numbers import present_segments, segment_numbers
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
 
-# Seconds between checks for sealed segments while no counter changes. A process may die after it has sealed a segment,
-# and before it increments the counter.
+# Seconds between checks for sealed segments while no counter changes. No counter changes if a process dies right after
+# it has sealed a segment.
 CHECK_EVERY_S = 1.0
-# How often a follower tries to read the complete store. An attempt fails if segments are merged into a pack meanwhile.
+# The maximum number of attempts to read the complete store. An attempt fails if segments are merged into a pack
+# meanwhile.
 _ATTEMPTS = 100
 
 # The kernels as plain Python functions. They are used until a sampler, which needs numba anyway, calls `follow_with`
@@ -139,7 +140,7 @@ class _Generation:
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
-        root.follow_limits()  # after the counters: if another process changes a limit later, a counter tells so
+        root.follow_limits()  # after `counters.read()`, so that a later change of a limit changes a counter
         # A limit hides single steps, in the order of their publication, so the follower reads the times of rows. It
         # also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, it reads none.
         self._limits = replace(root.limits)
@@ -150,7 +151,7 @@ class _Generation:
         self._next_check_at = 0.0
         self.rows = FollowedRows(root, counters, known, kernel(self.kernel_name), number, self._is_timed)
         self.update(force=True)
-        # Tables that grew in several steps leave freed memory in the process: up to half the size of these tables.
+        # The growth of the tables has left freed memory in the process, up to half the size of the tables.
         give_back_free(max(len(self.rows.log), len(known.slots.lanes)))
 
     def _hides(self, words: Ints) -> bool:
@@ -206,7 +207,7 @@ class _Generation:
             self._drop_gone(everywhere=is_rearranged)
         if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):
             rows.remove_evicted()
-            rows.list_growing()  # so that `LiveLanes` reads `keeps_all_ended` again: it may be False now
+            rows.list_growing()  # `LiveLanes` reads `keeps_all_ended` again, which may be False now
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))
@@ -243,8 +244,8 @@ class _Generation:
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Check only segments that are neither sealed nor in `live`. A sealed one is gone if its last step is older
-            # than the horizon (see `below`), and `_add_newly_sealed` checks the segments in `live`.
+            # Check only segments that are neither sealed nor in `live`. A sealed segment is gone only if it is in
+            # `below`. The method `_add_newly_sealed` checks the segments in `live`.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))

@@ -54,7 +54,7 @@ def warn_of_damage(root: Root, number: int, detail: str) -> None:
     )
 
 
-# The maximum number of slots, one per segment number from the oldest segment to the newest. No store needs so many.
+# The maximum number of slots, one per segment number from the oldest segment to the newest.
 MOST_SLOTS = 1 << 22
 
 
@@ -269,7 +269,7 @@ class KnownSegments:
         if taken and min(taken) < self.slots.origin:
             raise Merged(min(taken))
         if any(number < start and self.slots.lanes[number - self.slots.origin] == 0 for number in taken):
-            raise Merged  # the segment was gone before, or could not be read
+            raise Merged  # the segment is recorded as gone or unreadable
         end = start + len(infos)
         if any(start <= n < end and infos[n - start] is None and n not in taken for n in self.merged_since(end)):
             raise Merged  # the segment was gone before its attributes were read

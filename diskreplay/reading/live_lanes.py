@@ -28,9 +28,9 @@ from diskreplay.segments.rebuild import read_shown
 class Segments(NamedTuple):
     """The segments from number ``origin`` on, as `kernels.frozen` describes them. The first segment has slot 0.
 
-    Four arrays have a value per segment. ``lanes`` is the segment's number of lanes, and ``lane_base`` the place of its
-    first lane among all lanes. ``clocks`` is the wall time at which the segment's clock showed 0, and ``folders`` the
-    number of its folder. ``first_rows`` has a value per lane: the row of the pack at which the lane begins.
+    ``lanes`` has the number of lanes of each segment. ``lane_base`` has the place of each segment's first lane among
+    all lanes. ``clocks`` has the wall time at which each segment's clock showed 0. ``folders`` has the number of each
+    segment's folder. ``first_rows`` has a value per lane: the row of the pack at which the lane begins.
     """
 
     origin: int
@@ -45,7 +45,7 @@ _NO_HEAP, _NO_PLACES = np.zeros((0, hiding.HEAP_COLUMNS), np.int64), np.zeros((h
 
 
 def _places(oldest: Ints) -> Ints:
-    """Return the table `by_place` of `kernels.hiding`, for lanes that have no entry in the heap."""
+    """Return the table `by_place` for lanes that are not in the heap; for both see `kernels.hiding`."""
     made = np.zeros((hiding.PLACE_ROWS, len(oldest)), np.int64)
     made[[hiding.LINE, hiding.TAIL]], made[hiding.OLDEST] = -1, oldest
     return made
@@ -63,10 +63,10 @@ class CapacityFrontier:
     generation : int
         The generation of the `EpisodeLog` whose hidden steps were counted last.
     oldest : (lanes,) int64
-        The first visible row of each lane, `hiding.NEVER` if its segment is gone. A change of a value replaces the
-        array.
+        The first visible row of each lane, `hiding.NEVER` if its segment is gone. The array is replaced when a value
+        changes.
     newer : (lanes,) int64
-        The memory for the next ``oldest``, which the kernel writes.
+        An array to which the kernel writes the next ``oldest``.
     found : memoryview
         The numbers that `kernels.hiding` calls `found`.
     """
@@ -138,8 +138,8 @@ class CapacityFrontier:
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # A reader that opens the store now must not get a lower REACHED than this reader: samplers order ids by this
-        # number, and must all agree.
+        # If a reader that opens the store now got a lower REACHED than this reader, the samplers of the two would order
+        # ids differently.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.found[hiding.HIDDEN_BEFORE], int(gone)) if hidden else 0
 
@@ -178,7 +178,7 @@ class LiveLanesOwner(Protocol):
 
     @property
     def keeps_all_ended(self) -> bool:
-        """Whether newly ended episodes can be kept unchecked.
+        """Whether newly ended episodes can be added to the log without a check.
 
         Newly ended episodes need no check if no episode is evicted or lost, and no earlier part of a discarded episode
         is sought: see `Discards`.
@@ -193,7 +193,7 @@ class LiveLanesOwner(Protocol):
     def read_time(self, step_id: int) -> bool:
         """Map the chunk with the time of a step and return True.
 
-        If this fails, leave out the segment of the step and return False.
+        If the chunk cannot be mapped, leave out the segment of the step and return False.
         """
 
     def prepare_segment(self, slot: int, is_damaged: bool) -> None:
@@ -338,9 +338,9 @@ class LiveLanes:
             found[following.CHANGED] |= True
 
     def _prepare(self, owner: LiveLanesOwner) -> MappingGuard:
-        """Collect the arguments for the kernel, which stay valid until one of these arrays is replaced.
+        """Set `_arrays` to the kernel's arguments, and return a guard.
 
-        Returns a guard: the chunks stay at the addresses in these arrays while the guard exists.
+        While the guard exists, the chunks stay at the addresses in `_arrays`.
         """
         segments, frontier = owner.segment_table(), self._frontier
         ended = self._log.reserve(2 * MANY_ROWS)

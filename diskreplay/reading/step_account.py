@@ -49,7 +49,7 @@ class StepAccount:
     counted : Inserted
         The numbers of steps that rate limiters use: steps ever inserted, and steps still held.
     quarantined : int
-        The number of steps in quarantine, which are in no class.
+        The number of steps in quarantine. The classes do not include these steps.
     segments : dict of int to Steps
         The number of steps in each class, by segment number. A pack has one entry. The segments merged into the pack
         have no entry.

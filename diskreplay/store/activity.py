@@ -45,9 +45,9 @@ NEWEST = 100
 # The first look always uses plain Python, because loading or compiling the code takes longer.
 _MANY_LANES = 256
 
-# In seconds: the periods over which the growth in steps and the growth in bytes are measured, and the shortest period
-# for the growth in bytes. A store grows by whole reserved blocks, so its growth in less than a minute does not predict
-# its growth in an hour.
+# Growth in steps is measured over the last _RATE_S seconds. Growth in bytes is measured over the last _GROWTH_S
+# seconds, but over at least _LEAST_GROWTH_S seconds. A store grows by whole reserved blocks, so its growth in less than
+# a minute does not predict its growth in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
 # A store that takes at least this part of `capacity_bytes` counts as full. Stores are rarely fuller, because each
@@ -334,8 +334,8 @@ class DiskUse:
 
 # --- newest episodes -------------------------------------------------------------------------------------------------
 
-# The maximum number of episodes whose times are read to find the newest episodes: to read millions of times would take
-# long.
+# The maximum number of episodes whose times are read to find the newest episodes. Reading the time of every episode
+# could take long.
 _CANDIDATES = 8192
 
 
@@ -398,12 +398,13 @@ def count_ended(snapshot: Snapshot) -> int:
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
     """Return a part of ``ended`` that probably has its newest ``most`` episodes, without reading times.
 
-    The part has the episodes of the newest segments. If these are more than `_CANDIDATES` episodes, the part has only
-    this number of episodes, those in the last rows.
+    The part has the episodes of the newest segments. If these segments have more than `_CANDIDATES` episodes, the part
+    has only the `_CANDIDATES` episodes in the last rows.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())
-    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)  # 4, because writers may fill segments side by side
+    # The factor is 4, because several writers may fill segments at the same time.
+    enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)
     ended = ended.select(segment >= segment.max() - enough)
     if len(ended) > _CANDIDATES:
         row = (ended.first & POSITION_MASK) // ended.stride

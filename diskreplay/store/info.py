@@ -61,8 +61,8 @@ def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> d
 def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the total reward of every episode, and a mask of the episodes whose segment is gone.
 
-    Segments store the sums of rewards of their ended episodes. For other episodes, the rewards of each lane are read
-    once, in ascending order of rows.
+    Segments store the sums of rewards of their ended episodes. For episodes without a stored sum, the rewards of each
+    lane are read once, in ascending order of rows.
     """
     episodes = snapshot.episodes
     position = episodes.first & layout.POSITION_MASK
@@ -95,8 +95,8 @@ def _sum_lane(
     """Sum the rewards of successive episodes of a lane, and write the sums to ``total_rewards``.
 
     ``group`` has the indices of these episodes in ``snapshot.episodes``. ``start`` has the first row of every episode
-    of the snapshot. Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, yields the indices of its
-    episodes.
+    of the snapshot. Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, yields the indices of the
+    episodes whose rewards were summed in this part.
     """
     episodes = snapshot.episodes
     stop = start[group] + episodes.steps[group]

@@ -39,8 +39,8 @@ def create(
         The maximum number of steps to keep; the oldest steps are removed first. None: no limit.
     capacity_bytes : int, optional
         The maximum number of bytes of all segments on disk. The limit is enforced when a segment is begun or sealed:
-        whole sealed segments are deleted, the oldest first. In between, each writer adds less than two segments. None:
-        no limit.
+        whole sealed segments are deleted, the oldest first. Until the limit is enforced again, each writer adds less
+        than two segments. None: no limit.
     max_age_s : float, optional
         Segments are deleted this many seconds after they were sealed. The limit is enforced when a segment is begun or
         sealed, or when `Store.evict` is called. Segments from before a reboot may be deleted later if no time service,
@@ -53,9 +53,8 @@ def create(
         mappings with larger chunks.
     segment_steps : int or "episode", optional
         The number of rows, summed over all lanes, after which a writer begins a new segment. "episode": one segment per
-        episode. None: as many rows as take 4 GiB, but at most a sixteenth of `capacity` and of `capacity_bytes`. If a
-        sixteenth of `capacity` takes less than 1 MiB, as many rows as take 1 MiB are allowed instead, up to a quarter
-        of `capacity`.
+        episode. None: the rows that fit into 4 GiB, but at most a sixteenth of `capacity` and of `capacity_bytes`. If a
+        sixteenth of `capacity` takes less than 1 MiB, a segment takes up to 1 MiB, but at most a quarter of `capacity`.
     compression : "zstd" or ("zstd", level), optional
         How fields of at least 256 bytes per step are compressed when segments are merged. The level is from 1 to 22;
         the default is 1. Samplers decompress the rows that they draw. Needs ``diskreplay[zstd]``, here and wherever the
@@ -138,8 +137,8 @@ def _difference(found: Schema, wanted: Schema) -> str:
 def _existing(target: Path, schema: Schema, limits: Limits, constants: Mapping[str, object]) -> Store:
     """Open the store at ``target``.
 
-    Raises StoreExists if the store has another schema, or another value of an argument in ``limits`` or ``constants``
-    that is not None.
+    Raises StoreExists if the store has another schema, or another value of an argument. Arguments in ``limits`` and
+    ``constants`` that are None are not compared.
     """
     try:
         root = read_root(target)

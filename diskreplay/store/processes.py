@@ -114,7 +114,7 @@ class Writers:
         # A segment may have been sealed since the steps were counted.
         unsealed = {info.number: state for info in own if (state := _state(info)) != "sealed"}
         states = set(unsealed.values())
-        # Segments of a writer may have different states. The writer is "writing" if one of its segments is.
+        # Segments of a writer may have different states. The writer is "writing" if any of its segments is "writing".
         state = "writing" if "writing" in states else min(states, key=_STATES.index, default=CLOSED)
         behind: list[int] = []
         for info in own:

@@ -325,10 +325,11 @@ class Store:
     ) -> "Backup":
         """Copy the store consistently to a path, and return a description of the copy; writers may append meanwhile.
 
-        The copy is the store at one moment of this call. The copy has every lane up to some step, including all steps
-        that were committed before the call, and the same ids, priorities, saved states and limits. The copy appears at
-        its path when it is complete. Episodes that were open at that moment are cut in the copy. The store lock is held
-        while counters are read and small files are copied; a writer that needs the lock waits.
+        The copy is the store at one moment of this call. Each lane of the copy ends at some step, and has at least all
+        steps that were committed before the call. Ids, priorities, saved states and limits are the same as in the
+        store. The copy appears at its path when it is complete. Episodes that were open at that moment are cut in the
+        copy. The store lock is held while counters are read and small files are copied; a writer that needs the lock
+        waits.
 
         The checksums of sealed segments are verified in the copy. Damaged segments are copied unchanged and listed in
         `problems` of the result. If a call is interrupted or the disk is full, the copied files stay in a hidden folder

@@ -29,8 +29,9 @@ class Lane:
         self.at = 0  # the lane's index in the segment
         self.cursor: AppendCursor | None = None
         self.open = False
-        self.continues = False  # the last episode was cut because its segment had to end, and the next one continues it
-        # The observation with which the next episode continues the last one; None if it is unknown or none continues.
+        self.continues = False  # whether the next episode continues the last episode, which was cut for its length
+        # An episode that begins with this observation continues the last episode. None: unknown, or no episode
+        # continues it.
         self.resumes_at: list[bytes] | None = None
         # The observation that is already written to the next row; None if there is none.
         self.pending: list[bytes] | None = None
@@ -139,14 +140,15 @@ class AppendCursor:
         for i in range(known, self._count):
             targets[i][at] = items[i]
         self._done[at] = flags
-        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # as `clock_ns` does, without the call
+        self._time[at] = now = now or clock_gettime_ns(CLOCK)  # the same as `clock_ns()`, without a function call
         rows = row + 1
         if next_obs is not None:
             for i, target in enumerate(self._obs):
                 target[at + 1] = next_obs[i]
         if flags:
             if final_flags:
-                # The other fields are set to 0, as an interrupted append may have left bytes in this row.
+                # Fields without a value in this row are set to 0, because an interrupted append may have left bytes
+                # there.
                 for target, zero in self._rest:
                     target[at + 1] = zero
                 self._done[at + 1], self._time[at + 1] = final_flags, now

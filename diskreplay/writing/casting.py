@@ -1,7 +1,7 @@
 """Casts the values of a step for a writer: arrays to bytes, scalars to numbers, and truth values to bools.
 
-A caster returns values that need no cast at once, and calls `Field.cast` for all other values. So the rules and errors
-are the same as in `Field.cast`.
+A caster returns values that need no cast at once, and calls `Field.cast` for all other values. The rules and errors are
+the same as in `Field.cast`.
 """
 
 import sys
@@ -276,5 +276,5 @@ def length(value: Any, name: str) -> int:
 def _plain(value: Any) -> NDArray[Any]:
     try:
         return np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError):  # not numbers, or a dtype that numpy does not have: not a truth value
+    except (TypeError, ValueError):  # numpy cannot make an array, so the value is no truth value
         return np.array(None)

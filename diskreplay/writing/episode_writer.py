@@ -1,7 +1,7 @@
 """Writing episodes to segments: the flags of rows, and cuts of episodes.
 
-`Writer` and `VectorWriter` cast and check all values before they call this module. So once rows are reserved for a
-step, the step is published unless the disk fails.
+`Writer` and `VectorWriter` cast and check all values before they call this module. After rows are reserved for a step,
+only a failure of the disk can prevent its publication.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +86,7 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Set `now` to the present time, or leave it if it is later: rows written from now on get this time.
+        """Set `now`, the time of the rows that are written next, to the present time; `now` never decreases.
 
         An `AppendCursor` reads the clock itself.
         """
@@ -252,8 +252,7 @@ class EpisodeWriter:
         observation does not continue it, or if the lane's segment has to end. With ``values``, room for the values of
         an episode is reserved, too. With ``whole``, the rows are a complete episode, and the lane has no open episode.
 
-        Raises StorageFull if the disk has no room. In this case no row was written, except perhaps a row that ends a
-        cut episode.
+        Raises StorageFull if the disk has no room; no row was written, except perhaps the row that ends a cut episode.
         """
         return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
 
@@ -331,10 +330,10 @@ class EpisodeWriter:
         self.cut(lane, final, episode, marked=True)
 
     def discard(self, lane: Lane) -> None:
-        """Mark a lane's open episode, or the cut one that its next step may continue, so that readers leave it out.
+        """Discard a lane's open episode, or the cut episode that the lane's next step may continue.
 
-        Readers also leave out parts of the episode in older segments. Raises StorageFull if the disk has no room; the
-        call may be repeated.
+        Readers then leave out the episode, and its parts in older segments. Raises StorageFull if the disk has no room;
+        the call may be repeated.
         """
         if not lane.open and not lane.continues:
             return

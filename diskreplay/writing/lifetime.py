@@ -28,12 +28,13 @@ _POLL_S = 0.001
 class CallLock:
     """The lock of a writer: it is free while the attribute `free` exists.
 
-    `taken` is True from `acquire` until `release`. While a method of the writer holds the lock, `taken` is False.
+    `taken` is True from `acquire` until `release`. Methods of the writer take the lock without `acquire`, and leave
+    `taken` False.
 
     A call of a writer deletes `free`, and sets it again at the end of the call. To delete an attribute, or to find it
     missing, is one operation: no other thread and no signal handler can interrupt it. A lock of `threading` would take
-    several times as long. A signal handler that raises between the acquisition of such a lock and the block that
-    releases the lock would leave the lock taken.
+    several times as long. If a signal handler raised right after a lock of `threading` was acquired, the lock could
+    stay taken.
     """
 
     __slots__ = ("free", "taken")
@@ -157,9 +158,9 @@ def seal_when_dropped(writer: Any, episode_writer: EpisodeWriter, lock: CallLock
     return weakref.finalize(writer, _drop, Dropped(episode_writer, lock, weakref.ref(writer)), os.getpid())
 
 
-# The garbage collector may run at any point, in a thread that holds any lock. So a finalizer only puts the writer in a
-# queue, which takes no lock that this thread may hold. Another thread seals the writer's segments. `_thread` starts
-# this thread, since `threading` would wait until the thread has started.
+# The garbage collector may run at any point, in a thread that holds any lock. So a finalizer must not wait for a lock:
+# it only puts the writer in this queue. Another thread seals the writer's segments. The module `_thread` starts the
+# sealing thread, because `threading` would wait until the thread has started.
 _waiting: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
 _working = _thread.allocate_lock()
 _ending = False

@@ -56,8 +56,8 @@ class _LeftSegment:
 class Marker:
     """Writes marks for the segments of writers, at an interval in seconds that each writer chooses.
 
-    A segment is left when its writer appends no more to it. Left segments are marked, too, until they are sealed, which
-    may be several intervals later.
+    A segment is left when its writer appends no more to it. A segment that was left is still marked, until it is
+    sealed.
 
     Concurrency: any thread of the process that made the `Marker`. The marking thread runs while there are writers, or
     unsealed segments that writers have left.
@@ -131,7 +131,7 @@ class Marker:
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """If there is nothing to mark, wait until the marking thread has ended, or there is something to mark again."""
+        """If no segment has to be marked, wait until the marking thread has ended or a segment has to be marked."""
         with self._condition:
             thread = self._thread
             self._condition.notify_all()
@@ -176,10 +176,9 @@ class Marker:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        # If the disk has no room now, the next attempt is made at this time.
+                        # The next mark is due at this time, even if the disk has no room now.
                         one.due = time.monotonic() + one.every_s
-                    # If a writer leaves a segment after this point, the segment is sealed only after these marks: see
-                    # `wait`.
+                    # A segment that a writer leaves from now on is not sealed before these marks end: see `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}
                 writers |= {one.segment: one.writer for one in left}
                 if writers:

@@ -68,8 +68,8 @@ class Preallocator:
                 raise
             self._made = segment
         except (OSError, ReplayError):
-            # The disk is full, or the folder is gone. The call that needs a segment will try to make one, and raise the
-            # error.
+            # The disk is full, or the folder is gone. A later call that needs a segment makes a segment itself, and
+            # raises the error.
             pass
 
     def _wait(self) -> SegmentWriter | None:
@@ -139,15 +139,15 @@ class Preallocator:
 
 # --- the segment of each lane ----------------------------------------------------------------------------------------
 
-# A lane that does not append keeps an older segment open. The episode of this lane is cut when the newest segment has
-# _MOST_TARGETS times the rows of a full segment.
+# A lane without appends keeps an older segment open. When the newest segment has _MOST_TARGETS times the rows of a full
+# segment, the lane's episode is cut.
 _MOST_TARGETS = 16
 
 # The size of a segment for one episode whose length is not known yet: its chunks have 256 rows.
 _UNKNOWN = Size(256)
-# The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. To create,
-# seal and delete a file takes as long as thousands of steps. A segment of few rows has no minimum. With a minimum, all
-# rows of such a segment would be in one page, and damage to this page would cost all rows.
+# The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. Large
+# chunks save files: to create, seal and delete a file takes as long as thousands of steps. Chunks of fewer rows have no
+# minimum: if a whole segment was in one page, damage to this page would destroy all its rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
 # If a quarter of the newest segment was filled in less than this many seconds, the next segment is not made in the
@@ -155,7 +155,8 @@ _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 LEAST_QUARTER_S = 0.05
 
 
-# A forked child unmaps the segments of its parent's writers. Otherwise, deleted segments would still take disk space.
+# A forked child unmaps the segments of its parent's writers, because a deleted segment takes disk space while it is
+# mapped.
 _alive = fork_listeners(lambda rotation: rotation.unmap())
 
 
@@ -209,8 +210,7 @@ class Rotation:
     ) -> None:
         """Make published rows durable in the background, until `abandon`.
 
-        ``refuse_calls`` is a weak reference to a function. This function is called if a mark fails and the function
-        still exists.
+        ``refuse_calls`` is a weak reference to a function, which is called if a mark fails.
         """
         if durability != "none":
             self._marker, self._refuse_calls = marker, refuse_calls
@@ -307,8 +307,8 @@ class Rotation:
             self.preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
     def _size(self) -> Size:
-        # A chunk has a quarter of a segment's rows. All disk blocks of a chunk are reserved when its first row is
-        # written, and few blocks of the last chunk should stay unused.
+        # The first row of a chunk reserves disk blocks for the complete chunk. With a quarter of a segment's rows per
+        # chunk, few reserved blocks stay unused.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
         if len(self._lanes) > layout.CLOSE_LANES:
             close = layout.floor_power_of_two(layout.CLOSE_ROWS // len(self._lanes))
@@ -365,8 +365,8 @@ class Rotation:
             self._hand_over(segment)
         else:
             segment.lock.release()
-        # These lines are last. After an interrupt before them, the segment is still in `open`, and this method is
-        # called again.
+        # The segment is removed last: after an interrupt, the segment is still in `open`, and this method is called
+        # again.
         self._members.pop(segment.number, None)
         self.by_number.pop(segment.number, None)
 
@@ -375,7 +375,7 @@ class Rotation:
         self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
 
     def unmap(self) -> None:
-        """Unmap all segments, in a forked child, which has already released its copies of the locks."""
+        """Unmap all segments in a forked child, after the child's copies of the locks were released."""
         self._marker = None  # the marker belongs to the parent
         for lane in self._lanes:
             lane.cursor = None

@@ -20,7 +20,7 @@ _MOST_WAITING = 128
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
 # While another process holds a segment's lock, this process checks every _POLL_S seconds whether the segment is sealed.
-# To seal a segment takes at least as long.
+# Sealing a segment takes at least _POLL_S seconds.
 _POLL_S = 0.01
 
 
@@ -103,7 +103,7 @@ class Sealer:
             while self._runner != threading.get_ident() and self._has_work:
                 if self._runner is None:
                     self._begin()
-                if self._has_work:  # otherwise `_begin` has sealed all segments in this thread
+                if self._has_work:  # `_begin` may have sealed all segments in this thread
                     self._condition.wait()
         self._seals_at_once = False
         with self._condition:
@@ -167,9 +167,8 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        # Only segments that are still marked keep their locks, because each lock is an open file.
-                        # Segments of dead writers are not marked, and may be more than the files that the process may
-                        # have open.
+                        # Only segments that are still marked keep their locks. The segments of dead writers do not,
+                        # because each lock is an open file, and there may be many such segments.
                         is_held = self._marker.has_left(info.number)
                         held |= {info.number} if is_held else set()
                         with self._condition:
@@ -211,7 +210,7 @@ class Sealer:
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:
-                    self._runner = None  # before the condition is released: a later `submit` then starts a new thread
+                    self._runner = None  # the next `submit` starts a new thread
                     return
             held = set[int]()
             try:

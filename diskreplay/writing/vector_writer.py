@@ -1,7 +1,7 @@
 """The writer for a vector of environments, with a lane for each environment: one call appends a step to all lanes.
 
-A step of all lanes is written as a few arrays. Python loops only over the lanes that need more than a write, such as
-another segment.
+A step of all lanes is written as a few arrays. A Python loop treats only the lanes that need more than a write, such as
+a new segment.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,8 +68,8 @@ class LaneArrays:
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
-        # If True, every lane is `open` and `known`, and no lane `continues`. This holds before most steps. If False,
-        # the three arrays have to be read.
+        # If True, every lane is `open` and `known`, and no lane `continues`. `steady` is True before most steps. If
+        # False, the three arrays have to be read.
         self.steady = False
         self._next_obs: list[Array] = []
         self._words: list[Array] = []  # views of `_next_obs` as integers: see `_word_of`
@@ -184,8 +184,9 @@ class VectorSteps:
         writer = self._episode_writer
         writer.read_clock()
         self._make_room(step)
-        # The time of each lane is 1 ns after the lane before, as for the rows of `EpisodeWriter.append_block`: `evict`
-        # and `resize` keep hidden steps hidden by a time, and would hide the other steps of that time, too.
+        # The time of each lane's row is 1 ns after the time of the lane before, so that no two rows have the same time.
+        # `evict` and `resize` record a time before which steps are hidden, and would hide all steps of one time
+        # together.
         np.add(self._every, writer.now, out=self._times)
         writer.now += len(self._every)
         segments = writer.rotation.open
@@ -236,8 +237,8 @@ class VectorSteps:
     def _make_room(self, step: Step) -> None:
         """Reserve the rows for a step, and move lanes to another segment if needed.
 
-        Lanes that need more than reserved rows are treated one by one: a segment that is opened for one lane may also
-        be the next segment of other lanes.
+        Lanes that need another segment, or a cut, are treated one by one: a segment that is opened for one lane may
+        also be the next segment of other lanes.
         """
         writer = self._episode_writer
         if not self._segment_per_episode:
@@ -406,7 +407,7 @@ class VectorSteps:
         if step.next_obs is not None:
             state.keep_next_obs(step.lanes, step.next_obs)
             if state.steady and not step.some_end:
-                return  # the other attributes of the lanes are unchanged
+                return  # `open`, `continues` and `known` are unchanged
         chosen: Any = slice(None) if step.lanes is None else step.lanes
         going_on = ~step.ended[chosen]
         state.open[chosen] = going_on

@@ -43,9 +43,9 @@ _alive = fork_listeners(lambda writer: writer.refuse_calls())
 class BaseWriter:
     """The common part of `Writer` and `VectorWriter`: casts values by the schema, syncs and closes.
 
-    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. At first, ``_lock`` is ``_own_lock``. To refuse calls,
-    for example after `close`, the writer replaces ``_lock`` by a lock that is never free. A call that cannot acquire
-    ``_lock`` raises the error that `_refusal` returns. So an append needs only one check.
+    A call acquires ``_lock``: see `diskreplay.writing.lifetime`. To refuse calls, for example after `close`, the writer
+    replaces ``_lock`` by a lock that is never free. A call that cannot acquire ``_lock`` raises the error that
+    `_refusal` returns. An append makes no other check of the writer's state.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class BaseWriter:
         self.refuse_calls()
         self._closed = True
         self._episode_writer.rotation.abandon(seal=seal)
-        self._dropped.detach()  # last: if this method is interrupted before this line, `close` does the rest
+        self._dropped.detach()  # last, so that `close` still works after an interrupt of this method
 
     @shown_paths()
     @one_call_at_a_time
@@ -321,7 +321,7 @@ class BaseWriter:
                 except Exception:
                     self._dropped.detach()
                     raise
-                self._dropped.detach()  # last: if an interrupt comes before this line, the next call does the rest
+                self._dropped.detach()  # last, so that `close` can be repeated after an interrupt
             finally:
                 self._closer = 0
 
@@ -448,7 +448,7 @@ class Writer(BaseWriter):
             The store was deleted or replaced since it was opened; the writer closes.
         """
         lock = self._lock
-        try:  # as `one_call_at_a_time`, without the call
+        try:  # does the same as `one_call_at_a_time`, without a function call
             del lock.free
         except AttributeError:
             raise self._refusal() from None
@@ -479,7 +479,7 @@ class Writer(BaseWriter):
                 with self._recording():
                     self._episode_writer.append(items, next_items, terminated, truncated, finals)
             else:
-                try:  # as `_recording`, without the context manager
+                try:  # does the same as `_recording`, without a context manager
                     lane = self._lane
                     cursor = lane.cursor
                     if ended or not lane.open or cursor is None or not cursor.append(items, next_items):

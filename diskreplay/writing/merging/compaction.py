@@ -100,8 +100,8 @@ class Compaction:
     def run_due(self, pace: Callable[[], None]) -> bool:
         """Merge segments of about the same length, or compress segments, if many are due.
 
-        Return whether any segments were merged. Only segments of about the same length are merged with each other. So
-        when the steps of a pack are copied again, the new pack is about `_MANY` times as long. ``pace`` is called often
+        Return whether any segments were merged. Only segments of about the same length are merged with each other. Each
+        merge copies steps to a pack that is about `_MANY` times as long as their old segment. ``pace`` is called often
         during the work: it can pause the work, or end it by raising.
         """
         kinds: dict[tuple[int, bool], list[Candidate]] = {}

@@ -20,12 +20,12 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.writing.merging.background import MERGED
 from diskreplay.writing.merging.compaction import Compaction
 
-# The process rests after _WORK_S seconds of processor time. A rest takes at least _REST times the processor time used,
-# and at most _MOST_S seconds.
+# The process rests after _WORK_S seconds of processor time. A rest takes at least _REST times this processor time, and
+# at most _MOST_S seconds.
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
-# During a rest, the process checks every so many seconds whether it has to stop.
+# During a rest, the process checks every _SLICE_S seconds whether it has to stop.
 _SLICE_S = 0.05
-# The more segments were begun since the last check, the shorter the rest. From this many segments on, there is no rest.
+# Each segment that was begun since the last check shortens a rest. After _BEHIND segments, the process does not rest.
 _BEHIND = 1024
 
 
