@@ -125,7 +125,7 @@ class ChunkTable:
         return self._tables.lock
 
     def add_folders(self, folders: Sequence[Folder | None]) -> None:
-        """Add folders: a pack with room for all its chunks, and a segment with room for one chunk."""
+        """Add folders, with a place for every chunk of a pack, and one place for a segment."""
         divided = [(0, 0) if folder is None else folder.division(self.leaf) for folder in folders]
         shift, chunks = np.array(divided, np.int64).reshape(-1, 2).T
         how = np.full(len(folders), MAPPED, np.uint8)

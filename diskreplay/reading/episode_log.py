@@ -26,8 +26,8 @@ from diskreplay.segments.documents.root import Root
 class EpisodeLog:
     """The ended episodes that a reader has found, in the order of their discovery.
 
-    ``steps`` is the number of all their steps. ``generation`` changes when an episode gets another position in the
-    table, or other bits for its end (see `ids.OPEN`).
+    ``steps`` is the number of steps of all these episodes. ``generation`` changes when an episode gets another position
+    in the table, or other bits for its end (see `ids.OPEN`).
 
     Concurrency: one thread appends. A ``table`` that a caller got earlier never changes: appends write after the last
     line of this table, and a removal makes new arrays.
@@ -191,8 +191,7 @@ class Discards:
     def __init__(self) -> None:
         self.episodes = _NOTHING.episodes
         self._generation, self._read = -1, 0  # the log's generation and length at the last search
-        # (slot, lane) of each lane that ends with an earlier part of a discarded episode, if the part was not found
-        # yet.
+        # (slot, lane) of each lane that has an earlier part of a discarded episode, if the part was not found yet.
         self._tails: set[tuple[int, int]] = set()
         # The latest argument of `with_evicted` and the result for it; None if `episodes` has changed since that call.
         self._left_out: tuple[Evicted, Evicted] | None = None
@@ -220,7 +219,7 @@ class Discards:
         self.episodes, self._left_out = episodes, None
 
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
-        """Find discarded episodes among the log's new episodes, and set the flag DISCARDED of their earlier parts.
+        """Find discarded episodes among the new episodes of the log, and set the flag DISCARDED of all their parts.
 
         Returns the discarded episodes and the earlier parts that this call has found.
         """
@@ -274,7 +273,7 @@ class Discards:
                     break
 
     def _find_parts(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> tuple[EpisodeTable, bool]:
-        """Set the flag DISCARDED of the earlier parts in lanes whose published rows were all read; return these parts.
+        """Set the flag DISCARDED of the earlier parts that can be found now, and return these parts.
 
         The second value is True if no lane could be searched: the search has to wait for more rows.
         """

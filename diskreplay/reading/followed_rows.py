@@ -303,7 +303,7 @@ class FollowedRows:
         """Add the episodes of some lanes to the log.
 
         ``at`` has the places of the lanes among all lanes. ``flags`` has the flags of the i-th lane from row
-        ``first[i]`` on, where an episode starts.
+        ``first[i]`` on. An episode starts at this row.
         """
         slots = self.slots
         slot = slots.lane_slot[at]

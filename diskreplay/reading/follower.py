@@ -101,7 +101,7 @@ class Follower:
         with self._lock:
             try:
                 if not self._broken:
-                    try:  # not suppress(): it would take as long as `update` does when nothing has changed
+                    try:  # `suppress` would take as long as an `update` without changes
                         arrived = self._now.update()
                         self.snapshot = self._now.snapshot
                         return self.snapshot, arrived

@@ -73,8 +73,8 @@ class Slots:
 
     The slot of a segment is its number minus ``origin``.
 
-    Snapshots share some of the arrays. So when a value of `lanes`, `sealed` or `clocks` changes, the array is replaced
-    by a changed copy.
+    Snapshots share some arrays: when a value of `lanes`, `sealed` or `clocks` changes, a changed copy replaces the
+    array.
 
     Attributes
     ----------

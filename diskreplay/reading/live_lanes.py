@@ -223,8 +223,8 @@ class LiveSegment:
 
         ``before`` has the numbers of complete rows from the last call: a lower number now is an error.
         """
-        # `observed` must be read first. If `observed` is one more than `committed`, the extra row is the row after the
-        # complete rows.
+        # `observed` must be read before `committed`: steps that a writer publishes in between would make `observed` too
+        # large. `observed` may be `committed` + 1: the row after the complete rows may have an observation.
         observed = self.observed.copy()
         committed = self.committed.copy()
         lanes = len(committed)
@@ -268,7 +268,7 @@ class LiveLanes:
         self._addresses: Ints  # the addresses of `_arrays`
         self._found = self._numbers.data  # the memory of `_numbers`, read as Python numbers
         self._leaves = leaves
-        self._held: Callable[[], MappingGuard | None] = no_reference  # keeps the chunks at the addresses
+        self._held: Callable[[], MappingGuard | None] = no_reference  # the guard of `_prepare`
         self._record = np.zeros(0, np.int64)  # the record of the next snapshot, see `kernels.frozen`
 
     def follow_with(self, kernel: Kernel) -> None:

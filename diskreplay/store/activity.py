@@ -305,8 +305,8 @@ def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
 class DiskUse:
     """The bytes that a store takes on disk; not thread-safe.
 
-    A segment is measured at each look while it may grow, and at the next two looks, because sealing releases its
-    reserved blocks. After that, its size does not change.
+    A segment that may grow is measured at each look. A sealed segment is measured at two more looks, because sealing
+    releases its reserved blocks.
     """
 
     def __init__(self, root: Root) -> None:

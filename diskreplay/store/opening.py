@@ -70,8 +70,8 @@ def create(
     Raises
     ------
     StoreExists
-        Something exists at ``path``. With ``exist_ok``: something that is not a store exists there, or a store with
-        another schema or another value of one of the arguments that ``exist_ok`` names.
+        Something exists at ``path``. With ``exist_ok``: ``path`` is not a store, or the store has another schema or
+        other arguments (see ``exist_ok``).
     StorageFull
         The disk has no room for the store.
     SchemaError

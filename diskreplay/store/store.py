@@ -186,7 +186,7 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """The store's state at the last refresh: every method that reads steps reads them from this snapshot."""
-        # This is called often, so a call of `_open_follower`, which takes time, is avoided.
+        # Most methods use this property, so a call of `_open_follower`, which takes time, is avoided.
         return (self._follower or self._open_follower()).snapshot
 
     def __len__(self) -> int:
@@ -589,7 +589,7 @@ class Store:
     def to_numpy(self) -> dict[str, Any]:
         """Return everything in the current snapshot as arrays in memory, oldest episode first.
 
-        Episodes are whole. N, the sum of their lengths, is larger than ``len(store)`` if steps are hidden.
+        Episodes are whole, so N, the number of steps, is larger than ``len(store)`` if steps are hidden.
 
         Returns
         -------

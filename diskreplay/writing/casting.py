@@ -143,7 +143,7 @@ def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCast
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return the most common type of numbers that need no cast to a dtype, the other such types, and two bounds.
+    """Return the types of numbers that need no cast to a dtype (the most common type, all other types), and two bounds.
 
     The bounds are the smallest and the largest number of the dtype. NaN and infinities are not between the bounds, so
     they are left to `Field.cast`.

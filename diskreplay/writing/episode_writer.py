@@ -224,8 +224,7 @@ class EpisodeWriter:
     ) -> None:
         """Write the row after the last step of an episode, with ``flags``, in one lane or in each of several lanes.
 
-        ``given`` has values of these rows, by leaf: the observations, unless the rows have them already, and the times,
-        unless these are `now`.
+        ``given`` has values by leaf: observations that the rows do not have yet, and times other than `now`.
         """
         # All fields are written, as an interrupted append may have left bytes in these rows.
         columns = segment.columns

@@ -110,9 +110,9 @@ class RateLimiter:
         return self.error_buffer >= self._least_buffer(steps)
 
     def _least_buffer(self, steps: int) -> float:
-        # The value inserted * samples_per_insert - drawn has two bounds, 2 * error_buffer apart. Writers stop when the
-        # value is less than samples_per_insert below the upper bound. A sampler can then draw a batch only if the value
-        # is at least `steps` above the lower bound.
+        # The value inserted * samples_per_insert - drawn has two bounds, 2 * error_buffer apart. Writers wait if the
+        # value is less than samples_per_insert below the upper bound. A sampler waits if the value is less than `steps`
+        # above the lower bound. Both sides can wait at once if these two ranges overlap.
         return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:
@@ -198,8 +198,8 @@ class AttachedLimiter:
         """Wait until ``steps`` steps may be drawn, and count them as drawn.
 
         Raises RateLimited after the limiter's `timeout`. Raises ValueError if both sides could wait for each other
-        forever, and StorageFull if the file system copies on write and has no room for the changed count. After each of
-        these errors, the counts are unchanged.
+        forever, and StorageFull if the file system copies on write and has no room for the changed count. If the call
+        raises, the counts are unchanged.
         """
         self.limiter.check_batch(steps)
         lock = self._wait(lambda inserted, drawn: self.limiter.may_draw(inserted, drawn, steps), f"draw {steps} steps")

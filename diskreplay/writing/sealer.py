@@ -27,8 +27,8 @@ _POLL_S = 0.01
 class Sealer:
     """Seals segments in the order of their submission.
 
-    ``after`` is called after each batch of segments. ``marker`` marks segments to which the writers of this process
-    append no more, until the segments are sealed.
+    ``after`` is called after each batch of segments. Until a segment is sealed, ``marker`` marks it, even if its writer
+    appends no more.
 
     Concurrency: any thread of the process that made the `Sealer`. The sealing thread runs while there is work.
     """

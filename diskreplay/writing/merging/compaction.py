@@ -198,7 +198,7 @@ class Compaction:
     def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
         """Make a pack of these segments and return it; segments that are gone or damaged are skipped.
 
-        Returns None if no segment is left, or only one that need not be compressed.
+        Returns None if all segments were skipped, or all but one that need not be compressed.
         """
         left = list(group)
         while len(left) > 1 or any(self._compresses(one.info) for one in left):
