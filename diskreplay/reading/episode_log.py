@@ -219,7 +219,7 @@ class Discards:
         self.episodes, self._left_out = episodes, None
 
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
-        """Find discarded episodes among the new episodes of the log, and set the flag DISCARDED of all their parts.
+        """Find discarded episodes among the log's new episodes, and flag all parts of these episodes as DISCARDED.
 
         Returns the discarded episodes and the earlier parts that this call has found.
         """
