@@ -56,7 +56,7 @@ class Piece:
         return array
 
     def will_need(self, start: int, nbytes: int) -> None:
-        """Do nothing, because a piece is in memory; for a mapping, this method requests pages from the disk."""
+        """Do nothing, because a piece is in memory; the same method of `Mapping` requests pages from the disk."""
 
 
 def lone_piece(nbytes: int) -> Piece | None:
@@ -179,7 +179,7 @@ class Arena:
             block, number = self._returned.popleft()
             block.free.append(number)
             blocks = self._blocks.get(block.piece_bytes, [])
-            # A forked child has forgotten its parent's blocks.
+            # In a forked child, `blocks` does not have the parent's blocks.
             if len(block.free) == block.count and self.nbytes > self.spare and block in blocks:
                 blocks.remove(block)
 
@@ -303,8 +303,8 @@ def make_room(before: int) -> None:
 def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory to read a chunk of ``nbytes`` bytes into, or None if the chunk must be mapped instead.
 
-    If the budget is used up, chunks that were read earlier are released: of those last used before ``before`` (see
-    `now`), the least recently used eighth.
+    If the budget is used up, an eighth of the read chunks that were last used before ``before`` (see `now`) is
+    released, the least recently used first.
     """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):
@@ -445,7 +445,7 @@ def _counted() -> int:
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release chunks that are kept as ``how``: the least recently used eighth of those last used before ``before``."""
+    """Release the least recently used eighth of the chunks kept as ``how`` and last used before ``before``."""
     with ExitStack() as held:
         stores = _not_busy(held)  # this list keeps the objects alive if another thread drops them
         tables = [table for each in stores for table in each.leaves.values()]

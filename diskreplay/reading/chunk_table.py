@@ -177,7 +177,7 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map a growing segment's chunk with ``row``, which readers soon need, if the previous chunk is mapped."""
+        """Map the chunk of a growing segment that has row ``row``, if the previous chunk is mapped."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
@@ -230,7 +230,7 @@ class ChunkTable:
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
-            if not self.bases[place]:  # otherwise the chunk was decompressed above, or its whole pack was mapped
+            if not self.bases[place]:  # neither decompressed above, nor mapped with its whole pack
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
@@ -441,7 +441,7 @@ class ChunkTable:
     def _read_priorities(self, ids: Ints, origin: int, lanes: Ints, out: Floats) -> int:
         """Write the priorities of steps to ``out``, and stop at the first step whose chunk is not in memory.
 
-        Returns the index of this step in ``ids``, or -1 if all priorities were written.
+        Returns the index of this first step in ``ids``; -1 if all priorities were written.
         """
         tables = self._tables
         where = tables.lane_base, tables.folders, tables.first_rows
@@ -517,8 +517,8 @@ class ChunkTables:
     first_rows : (lanes,) int64
         The row of the pack at which each lane begins, or `frozen.OWN_FOLDER` if the lane's segment is not in a pack.
     leaves : dict of str to ChunkTable
-        The tables that were made so far, by the path of the array: see `leaf`. The table of priorities is among them if
-        any segment has priorities.
+        The tables that were made so far, by the path of the array: see `leaf`. The table of priorities is in this dict
+        if any segment has priorities.
     held : MappingGuard
         A guard that keeps all chunks that are in memory now. After an array or the ``holder`` of a table was replaced,
         a new guard replaces ``held``: see `addresses`.
@@ -556,9 +556,8 @@ class ChunkTables:
     def addresses(self, leaves: Iterable[str]) -> tuple[MappingGuard, list[Addresses]]:
         """Return ``held``, and the `Addresses` of each array in ``leaves``.
 
-        All addresses in the result are valid while the returned guard exists, also addresses that are set later. A
-        caller that keeps the guard can use the result again without another call, as long as ``held`` is still this
-        guard.
+        While the returned guard exists, all addresses in the result are valid, also addresses that are set later. As
+        long as ``held`` is the same guard, a caller can use the result again without another call.
         """
         with self.lock:
             tables = [self.leaf(leaf) for leaf in leaves]  # this may replace `held`
@@ -581,7 +580,7 @@ class ChunkTables:
         """The table of the array with the priorities that steps were appended with; None if no segment has this array.
 
         A segment may get the array after its attributes were read. The segment's writer increments the counter SEALED
-        before it publishes the first row with a priority, so a reader that has followed this row finds the array here.
+        before it publishes the first row with a priority, so every reader of this row finds the array.
         """
         counted = self._counters.peek(layout.SEALED)
         if counted != self._counted:

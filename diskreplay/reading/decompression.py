@@ -22,7 +22,8 @@ _MOST_THREADS = 4
 # reads from disk again.
 _WARM_CALLS = 32
 # The number of bytes read from disk at once, if the compressed field takes at most `_MOST_BYTES`, a quarter of the
-# memory. The neighbours of an inner chunk then stay in the page cache until batches need them.
+# memory. This read also brings the neighbours of an inner chunk into the page cache, where they stay until batches need
+# them.
 _BLOCK_BYTES = 64 << 10
 _MOST_BYTES = MEMORY // 4
 

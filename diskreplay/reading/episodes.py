@@ -34,8 +34,7 @@ ENDS_SHOWN = 5  # a notebook shows the first 5 and the last 5 episodes of a long
 def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the float64 sum of rewards in each range of rows ``[first, stop)``; ``bounds`` is ``(n, 2)`` int64.
 
-    A sum depends only on the rewards in its range, to the last bit. So every caller gets the same number for an
-    episode.
+    A sum depends only on the rewards in its range, so all callers get the same sum of an episode, to the last bit.
     """
     found, steps = np.zeros(len(bounds)), bounds[:, 1] - bounds[:, 0]
     add_rewards(found, np.repeat(np.arange(len(bounds)), steps), rewards[places_of(bounds[:, 0], steps)])
@@ -45,7 +44,7 @@ def sums_between(rewards: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np
 class Episode:
     """One episode of a snapshot, with all its ``T = len(episode)`` steps, hidden steps included.
 
-    Arrays are read-only views of the store if the rows lie in one uncompressed chunk. Otherwise, arrays are copies.
+    Arrays are read-only views of the store if the rows lie in one uncompressed chunk. All other arrays are copies.
     Thread-safe.
 
     Examples
@@ -214,8 +213,8 @@ class Episode:
         given no values. A store does not record which episode fields were given. If some episode fields were given, the
         other episode fields are zeros.
 
-        "priority" is the priority that each step was appended with, ``(T,)`` float64. It is NaN for a step without a
-        priority.
+        "priority" is the priority that each step was appended with, ``(T,)`` float64. A step without a priority has
+        NaN.
 
         Raises
         ------

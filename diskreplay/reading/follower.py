@@ -65,7 +65,7 @@ class Follower:
         )
 
     def follow_with(self, kernel: Callable[[str], Kernel]) -> None:
-        kernel(self.kernel_name)  # outside the lock: compilation takes seconds, and others may refresh meanwhile
+        kernel(self.kernel_name)  # outside the lock: compilation takes seconds, and other threads may refresh meanwhile
         with self._lock:
             self._kernel = kernel
             self._now.rows.live.follow_with(kernel(self.kernel_name))
@@ -83,7 +83,7 @@ class Follower:
         return self._now.rows.origin
 
     def reset_after_fork(self) -> None:
-        """In a forked child, make the next refresh read all again if another thread was refreshing at the fork."""
+        """In a forked child, make the next refresh start over if another thread was refreshing at the fork."""
         self._broken = self._broken or self._lock.locked()
         self._lock = threading.Lock()
 
@@ -123,9 +123,8 @@ class _Generation:
 
     Used by one thread.
 
-    ``known`` lists the segments, ``rows`` follows the numbers of rows of their lanes and their episodes, and
-    ``snapshot`` is the latest snapshot. The constructor and `update` raise `Merged` if the complete store has to be
-    read again.
+    ``known`` lists the segments, ``rows`` follows the rows and episodes of these segments, and ``snapshot`` is the
+    latest snapshot. The constructor and `update` raise `Merged` if the complete store has to be read again.
     """
 
     snapshot: Snapshot
@@ -142,7 +141,8 @@ class _Generation:
         self._words = counters.read()
         root.follow_limits()  # after `counters.read()`, so that a later change of a limit changes a counter
         # A limit hides single steps, in the order of their publication, so the follower reads the times of rows. It
-        # also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, it reads none.
+        # also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, the follower
+        # reads no times.
         self._limits = replace(root.limits)
         self._is_timed = self._hides(self._words)
         self._raw = b""

@@ -94,8 +94,7 @@ class Slots:
         The wall time of each segment's last row, in nanoseconds since the epoch; `hiding.NEVER` for a segment that may
         grow.
     rows : (`following.LANE_ROWS`, lanes) int64
-        The five numbers of each lane that `kernels.following` names, `COMMITTED` to `OPEN_TIME`, for the rows read so
-        far.
+        Five numbers per lane, for the rows read so far: COMMITTED to OPEN_TIME of `kernels.following`.
     """
 
     def __init__(self, origin: int) -> None:

@@ -187,7 +187,7 @@ class LiveLanesOwner(Protocol):
     def add_ended(self, end: int, steps: int) -> None:
         """Add to the log the episodes that the kernel has written to the log's free lines, up to line ``end``.
 
-        ``steps`` is the number of all steps of the log with these episodes. Evicted and lost episodes are not added.
+        ``steps`` is the number of steps of the log, including these episodes. Evicted and lost episodes are not added.
         """
 
     def read_time(self, step_id: int) -> bool:
@@ -277,8 +277,8 @@ class LiveLanes:
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
         """Make a new table of growing segments, after any of the arguments was replaced.
 
-        ``lanes``, ``(5, n)`` int64, has the numbers of each lane that `kernels.following` names, `COMMITTED` to
-        `OPEN_TIME`. ``tables`` has the addresses of the rows.
+        ``lanes``, ``(5, n)`` int64, has five numbers per lane: COMMITTED to OPEN_TIME of `kernels.following`.
+        ``tables`` has the addresses of the rows.
         """
         self._lanes, self._segments, self._tables = lanes, segments, tables
         self.growing = np.zeros((len(self.segments), following.GROWING_COLUMNS), np.int64)

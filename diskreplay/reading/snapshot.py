@@ -199,7 +199,7 @@ class SegmentTable(NamedTuple):
     def of(cls, growing: Ints, **columns: Any) -> "SegmentTable":
         """Return a table with the attributes ``columns``.
 
-        The other attributes are computed from `LiveLanes.growing`.
+        All other attributes of the table are computed from ``growing``, the array `LiveLanes.growing`.
         """
         slot, width, place = growing[:, [following.SLOT, following.LANES, following.PLACE]].T
         column = np.cumsum(width) - width

@@ -50,8 +50,8 @@ _MANY_LANES = 256
 # a minute does not predict its growth in an hour.
 _RATE_S, _GROWTH_S, _LEAST_GROWTH_S = 10.0, 600.0, 60.0
 
-# A store that takes at least this part of `capacity_bytes` counts as full. Stores are rarely fuller, because each
-# deleted segment has up to a sixteenth of `capacity_bytes`.
+# A store that takes at least this part of `capacity_bytes` counts as full. A store rarely takes more, because each
+# deletion frees a segment of up to a sixteenth of `capacity_bytes`.
 _FULL = 7 / 8
 
 

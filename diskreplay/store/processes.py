@@ -27,7 +27,7 @@ _STATES = ("dead", "foreign", "unknown", "writing", CLOSED)
 class Rate:
     """The change per second of a number, over a window of ``window_s`` seconds; not thread-safe.
 
-    If only one number was added in this window, the rate is the change since the number before it. ``least_s`` is the
+    If the window has only one number, the rate is measured from the last number before the window. ``least_s`` is the
     minimum time in seconds between the first and the last number of a rate.
     """
 
@@ -98,7 +98,7 @@ class Writers:
     def _count(self, steps: Mapping[int, int], writers: Mapping[int, int]) -> None:
         """Update each writer's number of steps on disk, and its number of steps since the first look.
 
-        ``steps`` has the number of steps of each segment, and ``writers`` the writer of each segment.
+        ``steps`` has the number of steps of each segment, and ``writers`` has the writer of each segment.
         """
         before, self._counted = self._counted, steps
         self._steps = {}
@@ -178,7 +178,7 @@ def _times(
 class SavedSampler:
     """The state that a sampler saved last.
 
-    `batches_per_second` is the rate between the last two saves that looks found, or None before the second save.
+    `batches_per_second` is the rate between the last two saves that `Activity` has seen; None before the second save.
     """
 
     name: str
@@ -219,7 +219,7 @@ class SavedSamplers:
             max(0.0, now - saved.time),
             batches,
             _count(saved.plain, "steps"),
-            rate if rate is None or rate >= 0 else None,  # negative if another sampler saved under this name
+            rate if rate is None or rate >= 0 else None,  # negative if two samplers save under this name
             *(str(sampler[key]) if key in sampler else None for key in ("view", "distribution")),
         )
 

@@ -75,7 +75,7 @@ class Store:
     """A replay store on disk. Made by `create` and `open`.
 
     Concurrency: any number of processes and threads may have one store open, and write to it through their own writers.
-    A store object shows a snapshot. `refresh` takes a new snapshot, and so does each method whose description says so;
+    A store object shows a snapshot. Methods that take a new snapshot, such as `refresh`, say so in their description;
     any thread may call these methods. A forked child may use the store, but not the writers that its parent made. A
     Store pickles as its path and mode.
 
@@ -296,7 +296,7 @@ class Store:
         if not dry_run:
             self._check_writable("repair")
             self._root.check_still_there()
-        from diskreplay.integrity.repair.repair import repair as repair_store  # here, because few processes need it
+        from diskreplay.integrity.repair.repair import repair as repair_store  # few processes need this import
 
         repaired = repair_store(
             self._root.home,
@@ -315,7 +315,7 @@ class Store:
         counters. With ``deep``, the call also compares every sealed chunk with its checksum. Writers may append
         meanwhile. See docs/repair.md.
         """
-        from diskreplay.integrity.verify.verify import verify  # here, because few processes need it
+        from diskreplay.integrity.verify.verify import verify  # few processes need this import
 
         return verify(self._root.home, deep=deep, progress=progress)
 
@@ -350,7 +350,8 @@ class Store:
         StoreExists
             Something is at the path, or an unfinished backup of another store is next to it.
         StorageFull
-            The disk is full. When it has room again, repeat the call: it continues where it stopped.
+            The disk is full. When the disk has room again, repeat the call, which continues where the first call
+            stopped.
         StoreLocked
             Another process makes a backup at this path, or held the store lock for a minute.
         ReadOnlyError
@@ -361,7 +362,7 @@ class Store:
             The store was deleted or replaced since it was opened.
         """
         self._open_follower()
-        from diskreplay.integrity.backup.backup import back_up  # here, because few processes need it
+        from diskreplay.integrity.backup.backup import back_up  # few processes need this import
 
         return back_up(self._root, path, link=link, progress=progress)
 
@@ -383,7 +384,7 @@ class Store:
 
         Segments are left as they are if they are being written, fill half of a pack or are damaged. A pack holds at
         most a sixteenth of the capacity, as it is evicted as a whole. Merged segments are deleted when their pack is
-        complete and durable. Until then, the disk needs room for the segments and their pack.
+        complete and durable. During the merge, the disk needs room for the segments and their pack.
 
         Parameters
         ----------
@@ -395,7 +396,7 @@ class Store:
         dry_run : bool
             Change nothing, and return the segments that would be merged, with ``bytes_after`` 0.
         only_compress : bool
-            Only compress: segments and packs without a field that is still to be compressed stay as they are.
+            Only compress: segments and packs that have nothing to compress stay as they are.
 
         Returns
         -------
@@ -419,7 +420,7 @@ class Store:
         follower = self._open_follower()
         if not dry_run:
             self._check_writable("compact")
-        from diskreplay.writing.merging.compaction import Compaction  # here, because few processes need it
+        from diskreplay.writing.merging.compaction import Compaction  # few processes need this import
 
         level = self._root.compression if compression is None else compression_level(compression)
         retention = Retention(self._root, self._counters) if dry_run else self._retention

@@ -110,15 +110,15 @@ class AppendCursor:
 
         The method returns False in these cases:
 
-        - the cursor may not write to the rows of the step;
+        - the step needs a row after the last row that the cursor can write;
         - the observation of the step differs from the observation that is already written to the step's row;
         - the step begins an episode at row ``begin_limit`` or later, or an episode that continues a cut episode;
         - the segment has no reserved room for ``episode``.
 
         ``flags`` has the flags of the step. ``next_obs`` is written to the row after the step. If ``final_flags`` is
-        not 0, this row ends the episode, and gets these flags. ``episode`` has the values of episode fields if the
-        episode ends with the step. ``now`` is the time of the rows in nanoseconds; if it is 0, the method reads the
-        clock.
+        not 0, the row after the step ends the episode, and gets these flags. ``episode`` has the values of episode
+        fields if the episode ends with the step. ``now`` is the time of the rows in nanoseconds; if it is 0, the method
+        reads the clock.
 
         Raises StorageFull if the disk is full and the file system does not keep blocks that were reserved; the call may
         be repeated.

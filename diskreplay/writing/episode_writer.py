@@ -117,8 +117,8 @@ class EpisodeWriter:
     ) -> None:
         """Write and publish a step of a writer with one lane.
 
-        Raises StorageFull if the disk has no room. In this case the step was not written, but the open episode may have
-        been cut if the step does not continue it.
+        Raises StorageFull if the disk has no room; the step was not written, but an open episode that the step does not
+        continue may have been cut.
         """
         lane = self.lanes[0]
         flags = _flags(lane, next_obs, terminated, truncated, episode)
@@ -292,8 +292,8 @@ class EpisodeWriter:
 
         The episode gets a final observation if one is known: the observation that is already visible after the last
         step, or else ``final_obs``. With ``marked``, a row that ends the episode is always written, so readers see the
-        end at once. Otherwise readers may see the end only when the lane's next row is published, or when the segment
-        is sealed.
+        end at once. Without ``marked``, readers may see the end only when the lane's next row is published, or when the
+        segment is sealed.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:

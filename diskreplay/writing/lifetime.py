@@ -199,7 +199,7 @@ def seal_dropped() -> None:
 def _seal(dropped: Dropped) -> None:
     """Seal a writer's segments, and wait until they are sealed.
 
-    If this fails, the next process that opens the store with mode "a" seals the segments.
+    If the sealing fails, the next process that opens the store with mode "a" seals the segments.
     """
     writer, path = dropped.writer(), dropped.episode_writer.path
     if writer is not None:

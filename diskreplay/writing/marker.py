@@ -107,7 +107,7 @@ class Marker:
         Call this after `add` and before `remove` of the writer.
         """
         with self._condition:
-            if segments in self._every:  # otherwise a mark has failed, and it is unknown which rows are durable
+            if segments in self._every:  # after a failed mark, it is unknown which rows are durable
                 left = _LeftSegment(segment, segments, self._every[segments], self._due[segments])
                 self._left[segment.number] = left
 
@@ -202,5 +202,5 @@ class Marker:
         for segment, error in failed.items():
             reason = self._root.reason(error)
             has_left = not isinstance(reason, StorageFull) and self._left.pop(segment.number, None) is not None
-            if not (has_left and isinstance(reason, FileNotFoundError)):  # otherwise the segment was sealed and evicted
+            if not (has_left and isinstance(reason, FileNotFoundError)):  # a left segment may be sealed and evicted
                 writers[segment].fail(reason)

@@ -82,7 +82,7 @@ class Preallocator:
     def acquire(self) -> SegmentWriter | None:
         """Give a number and a place in the store to the segment that was made in advance, and return it.
 
-        Returns None if there is no such segment. If the segment is still being made, the call waits for it.
+        Returns None if no segment was made in advance. If the segment is still being made, the call waits for it.
 
         Raises StoreLocked if another process has held the store lock for a minute, and StoreNotFound if the store was
         deleted or replaced since it was opened.
@@ -102,7 +102,7 @@ class Preallocator:
     def discard(self) -> bool:
         """Delete the segment that was made or is being made in advance; return whether there was one.
 
-        The result is also True if a segment was begun, but the disk had no room for it: its disk blocks are free now.
+        The result is True also for a segment that had no room on the disk, because its disk blocks are free now.
         """
         if os.getpid() != self._pid:
             return False  # a forked child's copy: the segment belongs to the parent
@@ -189,7 +189,7 @@ class Rotation:
         self._first_number: int | None = None
         self.newest: SegmentWriter | None = None
         self.preallocator = Preallocator(root, retention)
-        self._has_preallocated = False  # whether `preallocate` has done all for the present `newest`
+        self._has_preallocated = False  # whether `preallocate` has nothing left to do for `newest`
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
         self._members: dict[int, set[Lane]] = {}  # the lanes that write to each segment, by number

@@ -15,8 +15,8 @@ from diskreplay.writing.marker import Marker
 
 # The maximum number of segments in the queue: each of them keeps the file of its lock open.
 _MOST_WAITING = 128
-# With one segment per episode, syncing each segment alone would slow writers down. So sealing begins when the queue has
-# _FULL_BATCH segments, or after _BATCH_WAIT_S seconds.
+# Sealing begins when the queue has _FULL_BATCH segments, or after _BATCH_WAIT_S seconds. Syncing each of many short
+# segments alone would slow writers down.
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
 # While another process holds a segment's lock, this process checks every _POLL_S seconds whether the segment is sealed.
@@ -167,8 +167,8 @@ class Sealer:
                         continue
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
-                        # Only segments that are still marked keep their locks. The segments of dead writers do not,
-                        # because each lock is an open file, and there may be many such segments.
+                        # Only segments that are still marked keep their locks. The locks of dead writers' segments are
+                        # released: each lock is an open file, and there may be many.
                         is_held = self._marker.has_left(info.number)
                         held |= {info.number} if is_held else set()
                         with self._condition:
@@ -222,7 +222,7 @@ class Sealer:
             try:
                 self._after()
             except StoreLocked:
-                pass  # due evictions are made after the next batch is sealed
+                pass  # the next batch calls `after` again
             except StorageFull:
                 self._is_behind = True  # `drain` calls `after` again
             except BaseException as error:

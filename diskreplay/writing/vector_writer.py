@@ -476,8 +476,8 @@ class VectorWriter(BaseWriter):
         Parameters
         ----------
         obs, action, reward, next_obs, **extra
-            As in `Writer.append`. ``next_obs`` has the true next observations. For a lane whose episode ends, it has
-            the final observation, not the first observation after the reset.
+            As in `Writer.append`. ``next_obs`` has the true next observations. For a lane whose episode ends,
+            ``next_obs`` has the final observation, not the first observation after the reset.
         terminated, truncated : (num_envs,) bool
             Whether the step ended each lane's episode, and how. 0 and 1 are accepted, other numbers are refused.
         mask : (num_envs,) bool, optional

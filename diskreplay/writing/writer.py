@@ -421,7 +421,7 @@ class Writer(BaseWriter):
         terminated, truncated : bool
             Whether the step ended the episode, and how. 0 and 1 are accepted, other numbers are refused.
         next_obs : optional
-            The observation after the step; the final observation if the step ended the episode. If it is given, the
+            The observation after the step; the final observation if the step ended the episode. With ``next_obs``, the
             step can be sampled at once. The next ``obs`` must then have the same values; otherwise the episode is cut,
             with a warning.
         episode : dict, optional
@@ -537,7 +537,7 @@ class Writer(BaseWriter):
 
         The steps stay on disk until their segments are deleted, and count towards the store's capacity until then.
         ``Store.info`` counts them as discarded, and a rate limiter counts them as inserted. `Sampler.update_priorities`
-        skips them. Batches that were already drawn ahead may still contain them.
+        skips them. Batches that were already drawn ahead may still contain these steps.
 
         Nothing happens if no episode is open. Raises the errors of `append`.
         """
