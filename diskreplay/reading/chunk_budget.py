@@ -303,8 +303,8 @@ def make_room(before: int) -> None:
 def allocate(nbytes: int, before: int) -> Piece | None:
     """Return memory to read a chunk of ``nbytes`` bytes into, or None if the chunk must be mapped instead.
 
-    If the budget is used up, an eighth of the read chunks that were last used before ``before`` (see `now`) is
-    released, the least recently used first.
+    If the budget is used up, chunks that were read are released: see `_release`. ``before`` is a number that `now`
+    returned.
     """
     piece = _arena.allocate(nbytes, MOST_READ)
     if piece is None and _release(READ, before):

@@ -397,8 +397,8 @@ class ChunkTable:
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
         """Return the value at each ``(slots[i], lane[i], row[i])``, ``(n, *shape)``."""
         out = np.empty((len(row), *self.shape), self.dtype)
-        # Each segment is copied under the lock. Without the lock, the chunks of the segment could be released before
-        # their values are copied.
+        # The values of a segment are copied under the lock. Without the lock, the chunks of the segment could be
+        # released before their values are copied.
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             with self._tables.lock:

@@ -203,7 +203,7 @@ class Discards:
     def with_evicted(self, evicted: Evicted) -> Evicted:
         """Return the discarded episodes and ``evicted`` together.
 
-        Return the same object again if both are unchanged.
+        Return the same object again if ``evicted`` and the discarded episodes are unchanged.
         """
         if not len(self.episodes):
             return evicted
@@ -288,7 +288,7 @@ class Discards:
             if not is_there or not len(at):
                 continue
             last = int(at[table.first[at].argmax()])
-            # The lane's last episode is the part, unless damage has destroyed the part.
+            # The lane's last episode is the sought part, unless damage has destroyed this part.
             if not table.end[last] & CUT or table.end[last] & DISCARDED:
                 continue
             if last < len(log):

@@ -30,8 +30,8 @@ CHECK_EVERY_S = 1.0
 # meanwhile.
 _ATTEMPTS = 100
 
-# The kernels as plain Python functions. They are used until a sampler, which needs numba anyway, calls `follow_with`
-# with compiled kernels.
+# The kernels as plain Python functions. These functions are used until a sampler, which needs numba anyway, calls
+# `follow_with` with compiled kernels.
 _PLAIN: dict[str, Kernel] = {"advance": advance, "advance_hiding": advance_hiding}
 
 
@@ -140,9 +140,9 @@ class _Generation:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
         root.follow_limits()  # after `counters.read()`, so that a later change of a limit changes a counter
-        # A limit hides single steps, in the order of their publication, so the follower reads the times of rows. It
-        # also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, the follower
-        # reads no times.
+        # A limit hides single steps, in the order of their publication, so the follower reads the times of rows. The
+        # follower also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, the
+        # follower reads no times.
         self._limits = replace(root.limits)
         self._is_timed = self._hides(self._words)
         self._raw = b""

@@ -45,7 +45,7 @@ _NO_HEAP, _NO_PLACES = np.zeros((0, hiding.HEAP_COLUMNS), np.int64), np.zeros((h
 
 
 def _places(oldest: Ints) -> Ints:
-    """Return the table `by_place` for lanes that are not in the heap; for both see `kernels.hiding`."""
+    """Return the table `by_place` (see `kernels.hiding`) for lanes that are not in the heap."""
     made = np.zeros((hiding.PLACE_ROWS, len(oldest)), np.int64)
     made[[hiding.LINE, hiding.TAIL]], made[hiding.OLDEST] = -1, oldest
     return made
@@ -245,9 +245,9 @@ class LiveSegment:
 class LiveLanes:
     """Reads the new rows of lanes of segments that may still grow. Used by one thread.
 
-    ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not. It writes newly ended episodes to
-    the free lines of ``log``, and moves the first visible rows of ``frontier``. ``leaves`` has the names of the arrays
-    that the kernel reads: the flags, and also the times if steps may be hidden.
+    ``kernel`` is `advance` or `advance_hiding` of `kernels.advance`, compiled or not. The kernel writes newly ended
+    episodes to the free lines of ``log``, and moves the first visible rows of ``frontier``. ``leaves`` has the names of
+    the arrays that the kernel reads: the flags, and also the times if steps may be hidden.
 
     Attributes
     ----------

@@ -233,7 +233,7 @@ class Snapshot:
     record : ndarray of int64
         The array that kernels read: the head of the table, and then numbers of the live lanes, see `kernels.frozen`.
     lane_rows : (`following.LANE_ROWS`, lanes) int64
-        The array `Slots.rows` of the follower. Its columns for lanes of unsealed segments may change later.
+        The array `Slots.rows` of the follower. The columns for lanes of unsealed segments may change later.
     log : EpisodeTable
         The ended episodes, in the order in which the follower has found them. `open` has the episodes that have not
         ended.

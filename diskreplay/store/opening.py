@@ -47,7 +47,8 @@ def create(
         such as NTP, sets the machine's clock. None: no limit.
     exist_ok : bool
         Open an existing store if it has the same schema, and the same value of each limit, `segment_steps`,
-        `compression` and `validate` that is given here. Its `chunk_bytes` and `compaction` stay as they are.
+        `compression` and `validate` that is given here. The `chunk_bytes` and `compaction` of an existing store stay as
+        they are.
     chunk_bytes : int
         The approximate size of a chunk file, in bytes. A process can map about 30,000 chunks; a large store needs fewer
         mappings with larger chunks.

@@ -311,7 +311,7 @@ class Store:
     def verify(self, deep: bool = False, progress: Callable[[int, int], None] | None = None) -> "list[Problem]":
         """Check the store on disk, and return a list of problems.
 
-        The call checks the structure and file sizes. It compares the metadata to the schema, and the flags to the
+        The call checks the structure and file sizes. The call compares the metadata to the schema, and the flags to the
         counters. With ``deep``, the call also compares every sealed chunk with its checksum. Writers may append
         meanwhile. See docs/repair.md.
         """
@@ -333,7 +333,7 @@ class Store:
 
         The checksums of sealed segments are verified in the copy. Damaged segments are copied unchanged and listed in
         `problems` of the result. If a call is interrupted or the disk is full, the copied files stay in a hidden folder
-        next to the path, ``.NAME.backup``. The same call then continues with these files.
+        next to the path, ``.NAME.backup``. The next call with the same path continues with these files.
 
         Parameters
         ----------

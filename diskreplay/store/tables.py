@@ -125,8 +125,8 @@ def joined(shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Column]
 def episode_columns(snapshot: Snapshot) -> tuple[dict[str, Column], dict[str, Column]]:
     """Return two dicts: {name: property of all episodes, (episodes,)}, and {path: values, (episodes, *shape)}.
 
-    The values are the leaves of final observations, and the episode fields. They are masked arrays: a value that an
-    episode lacks is masked.
+    The values are the leaves of final observations, and the episode fields. These values are masked arrays: a value
+    that an episode lacks is masked.
     """
     episodes, every = snapshot.episodes, list(EpisodeList(snapshot))
     properties = {

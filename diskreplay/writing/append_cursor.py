@@ -30,8 +30,8 @@ class Lane:
         self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # whether the next episode continues the last episode, which was cut for its length
-        # An episode that begins with this observation continues the last episode. None: unknown, or no episode
-        # continues it.
+        # An episode that begins with this observation continues the last episode. None: the observation is unknown, or
+        # no episode continues the last episode.
         self.resumes_at: list[bytes] | None = None
         # The observation that is already written to the next row; None if there is none.
         self.pending: list[bytes] | None = None
@@ -156,8 +156,8 @@ class AppendCursor:
                 rows, next_obs = rows + 1, None
             if episode:
                 segment.write_values(0, episode)
-        # These lines do the same as `SegmentWriter.publish`, without the call. The assignments that can fail on a full
-        # disk come first.
+        # These lines do the same as `SegmentWriter.publish`, without a function call. The assignments that can fail on
+        # a full disk come first.
         self._committed[0] = segment.rows[0] = rows
         segment.total_rows += rows - row
         if next_obs is not None:

@@ -117,7 +117,7 @@ class EpisodeWriter:
     ) -> None:
         """Write and publish a step of a writer with one lane.
 
-        Raises StorageFull if the disk has no room; the step was not written, but an open episode that the step does not
+        Raises StorageFull if the disk has no room. The step was not written, but an open episode that the step does not
         continue may have been cut.
         """
         lane = self.lanes[0]

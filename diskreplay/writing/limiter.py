@@ -43,8 +43,8 @@ class RateLimiter:
     min_size : int
         The number of steps that the store must hold before any step is drawn.
     error_buffer : float
-        How far either side may be ahead of the other, in drawn steps. It must be at least half of the sum of
-        `samples_per_insert` and the steps of a batch.
+        How far either side may be ahead of the other, in drawn steps. `error_buffer` must be at least half of the sum
+        of `samples_per_insert` and the steps of a batch.
     name : str
         The name of the counts in the store: limiters of the same name share them.
     timeout : float or None

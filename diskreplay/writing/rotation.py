@@ -146,8 +146,8 @@ _MOST_TARGETS = 16
 # The size of a segment for one episode whose length is not known yet: its chunks have 256 rows.
 _UNKNOWN = Size(256)
 # The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. Large
-# chunks save files: to create, seal and delete a file takes as long as thousands of steps. Chunks of fewer rows have no
-# minimum: if a whole segment was in one page, damage to this page would destroy all its rows.
+# chunks save files: to create, seal and delete a file takes as long as thousands of steps. Chunks of less than 128 rows
+# have no minimum: if a whole segment was in one page, damage to this page would destroy all its rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
 # If a quarter of the newest segment was filled in less than this many seconds, the next segment is not made in the

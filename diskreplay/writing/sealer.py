@@ -168,7 +168,7 @@ class Sealer:
                     reason = self._root.reason(error)
                     if isinstance(reason, StorageFull):
                         # Only segments that are still marked keep their locks. The locks of dead writers' segments are
-                        # released: each lock is an open file, and there may be many.
+                        # released: each lock is an open file, and there may be many locks.
                         is_held = self._marker.has_left(info.number)
                         held |= {info.number} if is_held else set()
                         with self._condition:

@@ -237,7 +237,7 @@ class VectorSteps:
     def _make_room(self, step: Step) -> None:
         """Reserve the rows for a step, and move lanes to another segment if needed.
 
-        Lanes that need another segment, or a cut, are treated one by one: a segment that is opened for one lane may
+        Lanes that need another segment, or a cut, are treated one by one. A segment that is opened for one lane may
         also be the next segment of other lanes.
         """
         writer = self._episode_writer
@@ -279,8 +279,8 @@ class VectorSteps:
     def _in_turn(self, step: Step) -> Iterator[int]:
         """Yield the lanes whose step needs more than a write, in ascending order.
 
-        The caller makes room for each yielded lane before it asks for the next lane. This may change the needs of other
-        lanes: when the last lane leaves an older segment, the newest segment may have to end.
+        The caller makes room for each yielded lane before it asks for the next lane. Room for one lane may change the
+        needs of other lanes: when the last lane leaves an older segment, the newest segment may have to end.
         """
         rotation, last = self._episode_writer.rotation, -1
         changes = -1

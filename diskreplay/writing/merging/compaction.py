@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 SHARE = 16
 # A segment with more than 1 / _ENOUGH of a pack's rows is not merged: a copy of this segment would gain little.
 _ENOUGH = 2
-# This many segments of about the same length are merged. Fewer are merged only if they fill a pack.
+# This many segments of about the same length are merged. Fewer segments are merged only if they fill a pack.
 _MANY = 64
 # A call of `run_due` begins no more packs after this many seconds, as other stores wait for their turn.
 _TURN_S = 30.0
