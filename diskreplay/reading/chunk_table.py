@@ -339,8 +339,8 @@ class ChunkTable:
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
         # The arrays are replaced, not changed in place: a reader may hold them. A reader without the lock reads
-        # `chunks` before `first_chunk` and `bases`. Here, `first_chunk` is replaced before `chunks`, so all places that
-        # the reader computes exist.
+        # `chunks` before `first_chunk` and `bases`. `first_chunk` is replaced before `chunks` here, so all places that
+        # such a reader computes exist.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[folder], counts[folder] = start, room
         self.first_chunk, self.chunks = first_chunk, counts

@@ -61,8 +61,8 @@ def _columns(snapshot: Snapshot, total_rewards: NDArray[np.float64] | None) -> d
 def sum_rewards(snapshot: Snapshot, progress: Progress | None = None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return the total reward of every episode, and a mask of the episodes whose segment is gone.
 
-    Segments store the sums of rewards of their ended episodes. For episodes without a stored sum, the rewards of each
-    lane are read once, in ascending order of rows.
+    Sealed segments store the sums of rewards of their ended episodes. For episodes without a stored sum, the rewards of
+    each lane are read once, in ascending order of rows.
     """
     episodes = snapshot.episodes
     position = episodes.first & layout.POSITION_MASK
