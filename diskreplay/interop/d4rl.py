@@ -106,12 +106,11 @@ def import_dataset(
 ) -> Imported:
     """Import a file of D4RL into a new store, or resume an interrupted import.
 
-    Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last such row are an episode that was
-    cut. An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. The
+    Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last of these ends are an episode that
+    was cut. An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. The
     comparison is by value: ``observations`` and ``next_observations`` may differ in dtype, and one of these two arrays
-    may be rounded to float32. `Imported.cut` is the number of cuts after such rows. A warning is issued if this number
-    is more than a tenth of the number of steps. Episodes have a final observation if the file has
-    ``next_observations``.
+    may be rounded to float32. `Imported.cut` is the number of cuts for this reason. The import warns if this number is
+    more than a tenth of the number of steps. Episodes have a final observation if the file has ``next_observations``.
 
     Parameters
     ----------
@@ -244,7 +243,7 @@ def array_of(path: str) -> str | None:
 
 
 def leaf_of(array: str) -> str:
-    """Return the path in the store of the leaf whose values ``array`` holds."""
+    """Return the path that the array called ``array`` has in the store."""
     first, _, below = array.partition("/")
     return f"{_PARTS[first]}/{below}".rstrip("/") if first in _PARTS else f"{EXTRA}/{array}"
 

@@ -377,5 +377,5 @@ def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
 
 
 def _stem(number: int) -> str:
-    # A later training run writes files whose names begin with the time. The names from an export sort before those.
+    # The names of exported files sort before the names that a later training run writes, which begin with the time.
     return f"00000000T000000-{number:032x}"

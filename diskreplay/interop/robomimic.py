@@ -6,9 +6,9 @@ the observations. In files of Isaac Lab, ``states`` has the state after each ste
 before the first step.
 
 The array ``obs/NAME``, where NAME may have slashes, becomes the leaf ``obs/NAME`` of the store. Other arrays are extra
-fields. Attributes such as ``seed`` are episode fields, and texts such as ``model_file`` are notes. ``initial_state`` of
-Isaac Lab is a group of episode fields. Demonstrations are in the order of their numbers: ``demo_2`` comes before
-``demo_10``. In an episode without a final observation, an export repeats the last observation.
+fields. Attributes of numbers, such as ``seed``, are episode fields, and attributes of text, such as ``model_file``, are
+notes. ``initial_state`` of Isaac Lab is a group of episode fields. Demonstrations are in the order of their numbers:
+``demo_2`` comes before ``demo_10``. In an episode without a final observation, an export repeats the last observation.
 """
 
 import json
@@ -81,7 +81,7 @@ _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
 )
 _PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
 _COUNTS = "num_samples", "total"
-_ATTRIBUTE_BYTES = 60_000  # HDF5 itself allows 64 KiB.
+_ATTRIBUTE_BYTES = 60_000  # the largest attribute that an export writes; HDF5 allows 64 KiB
 _ALONE = f"{OBS}/{OBS}"  # An export gives this name to an observation that is not a dict.
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
@@ -280,9 +280,9 @@ class _Demos:
     def _find_states(self, names: Sequence[str]) -> list[str]:
         """Return the names of the states that become observations.
 
-        If the file has no observations, these are all states. Otherwise, in a file of Isaac Lab, these are the states
-        that the option ``obs`` names. In any other file, no states become observations. A row of Isaac Lab's states is
-        the state after a step, so the initial state becomes the first observation.
+        If the file has no observations, the result is all states. In a file of Isaac Lab with observations, the result
+        is the states in the option ``obs``. In any other file, the result is empty. A row of Isaac Lab's states is the
+        state after a step, so the initial state becomes the first observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
@@ -309,7 +309,7 @@ class _Demos:
             return None
 
     def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
-        """Return those attributes of the group ``data`` that a note can hold. Add the others to ``not_kept``."""
+        """Return the attributes of ``data`` that a note can hold. Add all other attributes to ``not_kept``."""
         found = dict[str, Json]()
         for name, value in data.attrs.items():
             try:
@@ -446,7 +446,7 @@ class _Demos:
 
 
 def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
-    """Return the member of a demonstration with this name; None if the member is missing or a broken link."""
+    """Return a demonstration's member called ``name``; None if the member is missing or a broken link."""
     try:
         return member(demo, name)
     except KeyError:

@@ -83,8 +83,8 @@ class StepValues:
     ) -> list[dict[str, np.ndarray]]:
         """Return the episode fields "seed" and "options" from the arguments of `reset`: for each lane, a dict by path.
 
-        With an integer seed, lane i of a vector has the seed ``seed + i``, as in Gymnasium. None and an empty dict give
-        no value. Lanes that have False in ``lanes`` get an empty dict.
+        With an integer seed, lane i of a vector has the seed ``seed + i``, as in Gymnasium. A seed of None and empty
+        options are not recorded. Lanes that have False in ``lanes`` get an empty dict.
         """
         count = len(self._episodes)
         seeds: list[Any] = [seed] * count  # used if `seed` is neither an integer nor a sequence
@@ -97,7 +97,7 @@ class StepValues:
         arguments: dict[str, list[Any]] = {"seed": seeds, "options": [options or None] * count}
         for name, values in arguments.items():
             if name in self._schema.episode and name not in self._episode_infos:
-                # If the number of seeds is wrong, the environments raise the error.
+                # The environments raise an error for a wrong number of seeds, so `zip` does not have to.
                 for lane, value, is_reset in zip(given, values, lanes, strict=False):
                     if is_reset and value is not None:
                         lane[name] = value
@@ -124,7 +124,7 @@ class StepValues:
     def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
         """Return the episode fields of these lanes, as pairs ``(mask of lanes, values)``.
 
-        All lanes of a pair have values of the same fields. Values are nested like the schema, with a leading axis of
+        All lanes in the mask of a pair have the same fields. Values are nested like the schema, with a leading axis of
         lanes for a vector environment.
         """
         groups: dict[tuple[str, ...], np.ndarray] = {}
@@ -163,9 +163,9 @@ class StepValues:
     def from_infos(self, steps: list[Source], ends: list[Source]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return the extra fields of stepped lanes, and the episode fields of ended lanes.
 
-        The episode fields are None if no lane ended. Each item of ``steps`` and ``ends`` is an info, and the lanes to
-        read in this info. Each field has a row for every lane of the environment. The row of a lane that is not read is
-        zeros.
+        The episode fields are None if no lane ended. Each item of ``steps`` and ``ends`` is a pair: an info, and the
+        lanes to read in this info. Each field has a row for every lane of the environment. The row of a lane that is
+        not read is zeros.
         """
         steps, ends = [[source for source in sources if source[1].size] for sources in (steps, ends)]
         extra = {name: self._lanes(self._schema.extra[name], name, name, steps) for name in self._extra_infos}
@@ -241,7 +241,7 @@ def _value(tree: Any, info: Any, key: str, path: str) -> Any:
 
 
 def _mask(info: Mapping[str, Any], key: str, num_envs: int) -> np.ndarray:
-    """Return a mask of the lanes with a value of ``key`` in info. Without a mask in info, these are all lanes."""
+    """Return a mask of the lanes with a value of ``key`` in info. Without a mask in info, all lanes have a value."""
     mask = info.get(f"_{key}")
     return np.ones(num_envs, bool) if mask is None else as_numpy(mask).astype(bool)
 

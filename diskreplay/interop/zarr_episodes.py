@@ -2,15 +2,13 @@
 
 ``data/NAME`` are arrays ``(steps, ...)``. ``meta/episode_ends`` has the number of steps up to the end of each episode.
 The format has no place for rewards, for the kind of an episode's end, or for an observation after the last action. An
-export writes these data to further arrays, which other readers of the format ignore: ``data/reward``, and arrays in
-``meta`` with one row for each episode. The attribute ``diskreplay`` of the root group has the name of each leaf's
-array.
+export writes such data to further arrays, which other readers of the format ignore.
 
-An export also writes extra fields and initial priorities to ``data``. An export writes ``terminated``, ``truncated``,
-final observations and episode fields to ``meta``, and the schema to the attribute ``diskreplay``. The arrays are
-compressed by Blosc, as in diffusion_policy. If arrays have rows after the last episode, an import lists these rows in
-`Imported.not_kept`. An import reads images that a codec of another library compressed, such as JPEG XL, if this library
-is installed and registered.
+An export writes rewards, extra fields and initial priorities to ``data``. It writes ``terminated``, ``truncated``,
+final observations and episode fields to ``meta``, with one row for each episode. The attribute ``diskreplay`` of the
+root group has the schema and the name of each leaf's array. The arrays are compressed by Blosc, as in diffusion_policy.
+If arrays have rows after the last episode, an import lists these rows in `Imported.not_kept`. An import reads images
+that a codec of another library compressed, such as JPEG XL, if this library is installed and registered.
 """
 
 import math
@@ -207,7 +205,8 @@ class _BoundedStore(WrapperStore[Any]):
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
         layout = self.layouts.get("/".join(key.split("/")[:2]))
-        # zarr reads the index of a shard before its chunks, so the whole shard is checked at the first read.
+        # zarr reads a shard in parts: the index, then chunks. The first read checks the whole shard; later reads need
+        # no check.
         if layout is None or key.endswith(_DOCUMENTS) or (byte_range is not None and key in self._checked):
             return await super().get(key, prototype, byte_range)
         found = await super().get(key, prototype, RangeByteRequest(0, layout.file_nbytes + 1))
@@ -397,15 +396,15 @@ class _Column:
     def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows from ``start`` to before ``stop``.
 
-        A larger block of rows is read, and kept for later calls. The block ends at one of ``stops``, the rows after the
-        last rows of episodes. So the rows of an episode are never in two blocks.
+        A larger block of rows is read, and kept for later calls. A block ends with a whole episode: ``stops`` has the
+        row after each episode's last row.
         """
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk
             whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
             try:
                 rows = self._array[first : max(stop, int(stops[max(0, whole)]))]
-            except Exception:  # a codec may raise any error; the rows from start to stop may be intact
+            except Exception:  # any error of a codec, perhaps in rows after ``stop``
                 rows = self._array[first:stop]
             self._start, self._rows = first, np.asarray(rows)
         return self._rows[start - self._start : stop - self._start]
@@ -482,7 +481,7 @@ class _Arrays:
 
 
 def _column(root: zarr.Group, name: str, rows: int, field: Field, fill: float = 0, begin: int = 0) -> ColumnWriter:
-    """Create an array of ``rows`` rows. Return a writer from row ``begin`` on; earlier rows have the fill value."""
+    """Create an array of ``rows`` rows with the value ``fill``, and return a writer of the rows from ``begin`` on."""
     if root.metadata.zarr_format == 2:
         compressor: Any = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 0}  # the settings of diffusion_policy
     else:

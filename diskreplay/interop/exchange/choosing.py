@@ -1,8 +1,7 @@
 """The options of imports and exports, and how they choose the leaf of a store for each feature of a data set.
 
 A feature is a named array of a data set. A leaf is a field of a store's nested schema, and has a path, such as
-``"obs/image"``. A feature's default path is the path of the leaf that the feature becomes if no option names the
-feature.
+``"obs/image"``. Without options, each feature becomes the leaf at the feature's default path.
 """
 
 import re
@@ -142,14 +141,14 @@ def check_option(name: str, value: object, choices: Collection[object]) -> None:
 
 @dataclass(frozen=True)
 class SourceEpisode:
-    """One episode of a data set, which an import passes to the function ``where``.
+    """An episode of a data set, as an import passes it to the function ``where``.
 
     The class has those attributes of `Episode` that do not depend on a store.
 
     Attributes
     ----------
     number : int
-        The number of the episode in the data set; the first is 0.
+        The number of the episode in the data set, counted from 0.
     schema : Schema
         The schema of the store.
     """
@@ -203,7 +202,7 @@ class Layout:
     paths : dict of str to str
         The path in the store of each kept feature. The keys are the features' default paths.
     unsafe : set of str
-        The paths in the store of the leaves whose values may be rounded.
+        The paths of leaves whose values may be rounded, as the caller asked.
     """
 
     schema: Schema
@@ -236,8 +235,8 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            # If a cast wraps an integer, the cast back can restore the integer, so the wrapped values are compared,
-            # too.
+            # The cast back can undo a wrong cast: -1 becomes 255 in a uint8, and -1 again in an int8. So ``made``
+            # itself is compared with ``rows``, too.
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
@@ -259,8 +258,8 @@ def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
     """
     if cast.dtype.kind not in "iu":
         return cast
-    # The comparisons with the bounds are exact: float64 rounds a bound that it cannot hold to the next integer outside
-    # of the dtype.
+    # The comparisons are exact, although float64 rounds the largest int64 to 2**63: no float64 is between these two
+    # numbers.
     whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
     bounds = np.iinfo(cast.dtype)
     with np.errstate(invalid="ignore"):
@@ -280,9 +279,9 @@ def lay_out(
 ) -> Layout:
     """Return the layout that results from the options of an import or an export.
 
-    The keys of ``leaves`` and ``names`` are the features' default paths. ``schema`` is the leaves' default schema. The
-    layout has this schema if the options change no path and no dtype, since ``schema`` may have tuples, which paths
-    cannot express. ``left_out`` has the features that the reader has already left out.
+    The keys of ``leaves`` and ``names`` are the features' default paths. ``schema`` is the leaves' default schema. If
+    the options change no path and no dtype, the layout has ``schema`` itself: paths cannot express the tuples of a
+    schema. ``left_out`` has the features that the reader has already left out.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
@@ -309,7 +308,7 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return ``found`` with those parts of ``given``, such as "obs", that have the same leaves in both schemas.
+    """Return ``found``, with each part of ``given`` whose leaves are the same in both schemas.
 
     ``found`` was made from paths, which cannot express tuples. ``given`` may have tuples.
     """
@@ -347,13 +346,13 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            # A feature of steps and an episode field may have the same name. Then the later of the two, in the order of
-            # ``names``, is called by its path.
+            # If a feature of steps and an episode field have the same name, the second of the two is named by its path
+            # instead.
             if path in leaves:
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
-        """Return the path in the store of each kept feature, by default path, and the names of the other features."""
+        """Return the path in the store of each kept feature, by default path, and the names of features not kept."""
         skipped = {
             name
             for each in self._choice.named("skip") or ()
@@ -444,7 +443,7 @@ class _Chooser:
         obs = [name for name in obs or steps if name != action]
         call = {OBS: obs[0] if len(obs) == 1 else obs, ACTION: action or "..."}
         reward = min((name for name in steps if "rew" in name.lower() and name != action), key=len, default=None)
-        if reward is not None and REWARD not in self._leaves:  # otherwise all rewards would be zero
+        if reward is not None and REWARD not in self._leaves:  # without this option, all rewards would be zero
             call[REWARD] = reward
         words = ", ".join(f"{part}={value!r}" for part, value in call.items())
         commas = {part: value if isinstance(value, str) else ",".join(value) for part, value in call.items()}

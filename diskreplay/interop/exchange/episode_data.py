@@ -20,7 +20,7 @@ ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata
 """Names of data that some formats cannot hold.
 
 
-- ``hidden``: the steps at the start of an episode that a limit on capacity or age hides from samplers.
+- ``hidden``: the first steps of an episode, hidden from samplers by a limit on capacity or age.
 - ``final_obs``: the observation after the last step.
 - ``no_final_obs``: an episode without a final observation. If a format cannot hold an episode without a final
   observation, the export repeats the observation of the last step.
@@ -41,7 +41,7 @@ class EpisodeData:
         The array of each leaf, by its path in `Schema.step_leaves`. Observations are ``(T + 1, ...)`` if the episode
         has a final observation, otherwise ``(T, ...)``. The arrays of other leaves are ``(T, ...)``.
     terminated, truncated : bool
-        How the environment ended the episode. Both are false if the episode was cut.
+        Whether the environment terminated or truncated the episode. Both flags are false if the episode was cut.
     fields : dict of str to array
         The episode fields that have a value, by path, such as ``"episode/seed"``.
     priority : array, optional
@@ -49,7 +49,7 @@ class EpisodeData:
     notes : optional
         Data that no array holds, as JSON: texts, and values that only some steps have.
     hidden_steps : int
-        The number of steps at the start of the episode that a limit on capacity or age hides from samplers.
+        How many steps at the beginning of the episode are hidden from samplers, by a limit on capacity or age.
     """
 
     steps: Arrays

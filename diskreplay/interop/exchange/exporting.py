@@ -282,7 +282,7 @@ def _choice(options: ExportOptions) -> Choice:
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:
-    """Return the layout of the leaves. The keys of ``choice.dtype`` are paths in the store, even of renamed leaves."""
+    """Return the `Layout` of the exported leaves. In ``choice.dtype``, a renamed leaf has its path in the store."""
     leaves, place = store.schema.leaves, str(store.path)
     names = {path: path for path in leaves}
     found = lay_out(place, leaves, names, store.schema, replace(choice, dtype=None))
@@ -342,9 +342,10 @@ def place_hidden(
 ) -> tuple[Format, str | None]:
     """Return a format whose data sets tell which steps are hidden from samplers, and the path of a new extra field.
 
-    The bool field at this path is true for hidden steps. The path is None if no step is hidden, or if the format has
-    its own column for hidden steps. If the format cannot hold the field, the path is None, and ``not_held`` of the
-    returned format has the entry `HIDDEN`. ``plain`` is the format for the schema of the exported leaves.
+    The new field is a bool for each step: true if the step is hidden. The path is None if no step is hidden, or if the
+    format has its own column for hidden steps. If the format cannot hold the field, the path is None, and ``not_held``
+    of the returned format has the entry `HIDDEN`. ``plain`` is the format for the exported leaves, without the new
+    field.
     """
     count = sum(episode.hidden_steps for episode in episodes)
     if plain.marks_hidden or not count:
@@ -399,7 +400,7 @@ def in_order(episodes: Iterable[Episode]) -> list[Episode]:
 def find_not_held(
     schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json], lacking: Mapping[str, str]
 ) -> list[NotHeld]:
-    """Return the entries of ``lacking`` whose data at least one episode has.
+    """Return a `NotHeld` for each entry of ``lacking`` that concerns at least one episode.
 
     ``lacking`` has the form of `Format.not_held`. Of the arrays of steps, only the priorities are read.
     """
@@ -432,7 +433,7 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
 class ColumnWriter:
     """Appends rows to an array of h5py or zarr in a file, from row ``begin`` on, and writes them in whole blocks.
 
-    The rows before row ``begin`` in the same block are written, too, with the value ``fill``.
+    If row ``begin`` is inside of a block, the earlier rows of this block get the value ``fill``.
     """
 
     def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:

@@ -73,7 +73,7 @@ def space_of(tree: Any) -> "Space[Any]":
     if kind == "Discrete" and not tree.shape:
         try:
             return spaces.Discrete(space["n"], start=space["start"], dtype=tree.dtype.type)
-        except TypeError:  # gymnasium before 1.2.2 has only int64
+        except TypeError:  # before gymnasium 1.2.2, a Discrete is always int64
             return spaces.Discrete(space["n"], start=space["start"])
     if kind == "MultiDiscrete":
         nvec, start = np.asarray(space["nvec"]), np.broadcast_to(space["start"], tree.shape)

@@ -153,7 +153,7 @@ def _checked(path: str, status: os.stat_result) -> int:
 
 
 def check_document(name: str, nbytes: int) -> None:
-    """Check the size of a file that is read at once if its name is that of a document, such as zarr.json."""
+    """Raise FormatError if a metadata file, such as zarr.json, is too large to be read at once."""
     if nbytes > _DOCUMENT_BYTES and name.endswith(_DOCUMENTS):
         raise FormatError(f"{name} has {nbytes} bytes, and a document of a data set has at most {_DOCUMENT_BYTES}")
 

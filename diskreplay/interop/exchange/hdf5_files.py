@@ -122,7 +122,7 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
 
 
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the full name and the object of each member of the root group and of all groups below the root.
+    """Go through all groups of a file, and yield the full name and the object of each member.
 
     The object is None for a soft link, and for each further name of a group that has several names.
     """

@@ -57,9 +57,9 @@ NOTE, COMPLETE, TEXTS, _SKIPPED, _REFUSED = "import", "complete", "texts", "skip
 # The notes of up to this number of episodes are written together, as one note of the store. A resumed import reads the
 # last of these groups of episodes again, since the group's note may not have been written.
 EPISODES_A_NOTE = 128
-# A compressed import makes segments of at least this number of bytes, except the last segment, and about this number of
-# segments at most. With more segments, the background compaction would merge packs, and a merge needs the disk space of
-# the packs a second time.
+# A compressed import makes about `_MOST_SEGMENTS` segments at most. Each segment has at least `_LEAST_SEGMENT_BYTES`
+# bytes, except the last. If there were more segments, the background compaction would merge packs. A merge needs disk
+# space for a second copy of the packs.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if a data set has more than one cut in this number of steps.
 _STEPS_A_CUT = 10
@@ -71,7 +71,7 @@ class Planned(NamedTuple):
     Attributes
     ----------
     steps : int
-        The number of steps to append, including steps that ``where`` leaves out.
+        The largest possible number of steps to append: ``where`` may leave out some steps.
     nbytes : int
         The size of these steps in bytes, without compression.
     free : int
@@ -106,10 +106,10 @@ class Source:
         The number of cuts. The reader cuts an episode after each step whose next observation is not the observation of
         the next row.
     part : str
-        The part of the data set, such as a split. Empty: the whole data set.
+        The part of the data set, such as a split; an empty text for the whole data set.
     export_path : Path, optional
-        The path to which the data set was exported. An import looks inside of this path and next to this path for the
-        side folder of an earlier release. None: the path is ``place``.
+        The path to which the data set was exported, if this path is not ``place``. An earlier release may have written
+        a side folder inside of this path or next to it.
     not_kept : list of str
         Names of data in the data set that are not features, and that an import leaves out.
     left_out : list of str
@@ -181,7 +181,7 @@ class Imported:
         The number of episodes that earlier calls appended.
     cut : int
         The number of cuts in the data set. An episode is cut after a step whose next observation is not the observation
-        of the next row. An import with more than one cut in ten steps warns.
+        of the next row. The import warns if the number of cuts is more than a tenth of the number of steps.
     skipped : list of Skipped
         The episodes that ``on_error="skip"`` left out.
     not_kept : list of str
@@ -208,8 +208,8 @@ def import_into(
     Parameters
     ----------
     path : path
-        The path of the store. Nothing may be there, except an empty store with the resulting schema, or an import of
-        the same data set.
+        The path of the store. Nothing may exist at this path, except an empty store with the resulting schema, or an
+        import of the same data set.
     choice : Choice
         The options of the caller. A resumed import needs the options of the first call.
 
@@ -219,10 +219,10 @@ def import_into(
         Something else is at the path; the data set is inside of the store; the store was imported from other data or
         with other options; or, after an interrupted import, the store or the data set has changed.
     StoreLocked
-        A writer has the store open. This writer may be another call of this import.
+        A writer has the store open, perhaps in another call of this import.
     StorageFull
-        The disk has less space than the steps need, and neither ``compression`` nor ``where`` is given. Nothing was
-        written.
+        The disk has less space than the steps need, and neither ``compression`` nor ``where`` is given. The import has
+        written nothing.
     """
     check_place(source.place, Path(path).absolute())
     with reading(source.place):
@@ -348,7 +348,7 @@ def _append(
     done = first, sum(map(len, existing[:first]))
     tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
     note = store.read_note(NOTE)
-    count, refused = first, dict[int, str](note.get(_REFUSED, ()))  # reasons, by position
+    count, refused = first, dict[int, str](note.get(_REFUSED, ()))  # why the store refused episodes, by position
     nbytes = max(_LEAST_SEGMENT_BYTES, source.steps * step_bytes(store.schema) // _MOST_SEGMENTS)
     with _Segments(store, nbytes if is_compressed else None) as segments, closing(selection.episodes(first)) as read:
         for position, episode, is_wanted in read:
@@ -363,8 +363,7 @@ def _append(
                     first_id, steps = segments.append(episode), steps + len(episode)
                 except SchemaError as error:
                     selection.leave_out(position, SchemaError(f"{what} of {source.name}: {error}"))
-                    # The note names this episode. Without it, a resumed import would compare the episode with the next
-                    # one in the store, which differs.
+                    # The note lists the refused episodes: a resumed import does not look for them in the store.
                     refused[position] = selection.skipped[-1].why
                     store.write_note(NOTE, {**note, _REFUSED: list(refused.items())})
             if first_id is not None:
@@ -531,7 +530,7 @@ class _Notes:
 
 
 def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
-    """Return an import's note about the data set, and the notes of its episodes, by the id of an episode's first step.
+    """Return an import's note about the data set, and a dict of the notes of episodes, by the id of the first step.
 
     Both are empty if no import made the store.
     """
@@ -562,7 +561,7 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
         text is empty if there is no side folder, or if the data set itself has all values.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
-        if not os.path.isfile(side / _DOCUMENT):  # false also for a path that is too long
+        if not os.path.isfile(side / _DOCUMENT):  # `isfile` does not raise for a path that is too long
             continue
         with foreign(side):
             document = read_document(side / _DOCUMENT)

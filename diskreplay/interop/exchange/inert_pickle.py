@@ -190,7 +190,7 @@ def _check(mapped: mmap.mmap) -> None:
     into the memo, the pickle's list of values. The check also tracks how deep the values on the stack are nested, since
     Python hashes nested tuples without a depth limit.
     """
-    stack: list[int | None] = []  # the depth of each value; None for a mark, which begins a group of values
+    stack: list[int | None] = []  # the nesting depth of each value; None for a mark, which begins a group of values
     memo: dict[int, int] = {}
     opcodes = pickletools.genops(_Opcodes(mapped))  # type: ignore[arg-type]  # it has `read` and `readline`
     for count, (opcode, argument, _) in enumerate(opcodes):
@@ -249,7 +249,7 @@ def _top(stack: list[int | None]) -> int:
 
 
 def _taken(stack: list[int | None], opcode: pickletools.OpcodeInfo) -> list[int]:
-    """Remove the values that an opcode consumes from ``stack``, and return the depths of these values."""
+    """Pop from ``stack`` the values that an opcode consumes, and return their nesting depths."""
     found: list[int] = []
     names = [each.name for each in opcode.stack_before]
     if "mark" in names:

@@ -1,8 +1,8 @@
 """Find the order of rows and the boundaries of episodes in flat buffers of transitions.
 
-A flat buffer marks where an episode ended, but not where an episode began. So two consecutive transitions are in the
-same episode if the earlier transition did not end an episode, and if its next observation is the observation of the
-later transition.
+A flat buffer marks where an episode ended, but not where an episode began. Two consecutive transitions belong to one
+episode if the first transition did not end an episode. Also, the next observation of the first transition must be the
+observation of the second.
 """
 
 import math
@@ -79,7 +79,7 @@ def breaks(obs: Sequence[NDArray[Any]], next_obs: Sequence[NDArray[Any]], order:
 
 
 def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
-    """Return a mask, ``(N,)``, of the rows of two arrays ``(N, ...)`` that are different observations.
+    """Return a mask, ``(N,)``: true where the rows of two arrays ``(N, ...)`` are different observations.
 
     Rows are compared by value: a NaN equals a NaN, and 0.0 equals -0.0. A row also equals the same row rounded to
     float32, or to the narrower of the two dtypes, since files may store rounded observations. The arrays may have
@@ -88,7 +88,7 @@ def differ(one: NDArray[Any], other: NDArray[Any]) -> Bools:
     one, other = (np.ascontiguousarray(rows).reshape(len(rows), math.prod(rows.shape[1:])) for rows in (one, other))
     if one.dtype != other.dtype:
         return ~_same(one, other)
-    # Most rows have the same bytes in both arrays. Words of up to 8 bytes are compared faster than floats.
+    # Most rows have the same bytes in both arrays, so the bytes are compared first, in words of up to 8 bytes.
     words = f"u{math.gcd(one.shape[1] * one.itemsize, 8)}"
     unequal = one.view(words) != other.view(words)
     found = np.zeros(len(one), np.bool_)
@@ -148,8 +148,7 @@ def pieces(ended: Bools) -> list[Piece]:
 class LaneFiller:
     """Appends each `Piece` to the shortest lane.
 
-    If the pieces come in the order that the function `pieces` returns, and the pieces of each lane begin at position 0,
-    each piece returns to the lane from which it came.
+    If all pieces come in the order of the function `pieces`, each piece returns to the lane from which it came.
     """
 
     def __init__(self, lanes: int) -> None:

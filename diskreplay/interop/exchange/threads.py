@@ -12,15 +12,15 @@ from diskreplay.workers import Job, Workers
 
 T = TypeVar("T")
 
-# Short episodes are passed to the other thread together, since passing an episode takes longer than reading it.
+# The thread passes short episodes to the caller together, since passing an episode takes longer than reading it.
 _AHEAD_BYTES = 1 << 20
 
 
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
     """Call the functions ``reads`` one after the other in a thread, and yield their results in the same order.
 
-    The thread calls the next function while the caller uses a result. If a function raises, the error is raised in
-    place of the function's result.
+    While the caller uses a result, the thread calls the next function of ``reads``. If a function raises, the error is
+    raised in place of the function's result.
     """
     with closing(Workers(1, "diskreplay-import")) as thread:
         before: Job[T] | None = None

@@ -1,7 +1,7 @@
 """Checks of zarr's metadata files, .zarray and zarr.json, before zarr reads an array: dtypes, sizes and codecs.
 
-zarr creates the codecs that a metadata file names. Some codecs, such as pickle, run code. So only listed dtypes and
-codecs are accepted. The listed codecs decode numbers and do nothing else.
+zarr creates the codecs that a metadata file names. Some codecs, such as pickle, run code. So only the dtypes and codecs
+in the lists of this module are accepted. These codecs decode numbers and do nothing else.
 """
 
 import bz2
@@ -22,7 +22,7 @@ from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_cla
 __all__ = ["Documents", "Layout"]
 
 Json = Any
-_Codec = tuple[str, Mapping[str, Json]]  # the name and the configuration
+_Codec = tuple[str, Mapping[str, Json]]  # the name and the configuration of a codec
 
 _ARRAY_2, _DOCUMENT_3 = ".zarray", "zarr.json"
 _DOCUMENTS = (_ARRAY_2, ".zgroup", _DOCUMENT_3)
@@ -70,15 +70,15 @@ class Layout(NamedTuple):
     Attributes
     ----------
     nbytes, chunk_nbytes : int
-        The sizes of the whole array and of a chunk in bytes, without compression. If the array has shards, the size of
-        a shard.
+        ``nbytes`` is the size of the array in bytes, without compression. ``chunk_nbytes`` is the size of a chunk, or
+        of a shard if the array has shards.
     compressor : str, optional
         The codec that compressed the chunks. None: the chunks are not compressed.
     most : int
-        The largest number of bytes to which a compressed chunk may unpack. It may differ from the size of the chunk,
-        since filters may add a checksum or change the dtype.
+        The largest number of bytes to which a compressed chunk may unpack. This number may differ from the size of a
+        chunk, since filters may add a checksum or change the dtype.
     shards : Shards, optional
-        The chunks of each shard. None: a file is a chunk.
+        The division of each shard into chunks. None: the array has no shards, and each file is a chunk.
     """
 
     nbytes: int
@@ -89,7 +89,7 @@ class Layout(NamedTuple):
 
     @property
     def file_nbytes(self) -> int:
-        """The largest size of a file of a chunk or a shard, in bytes."""
+        """The largest accepted size in bytes of a file, which is a chunk or a shard."""
         return 2 * self.most * (self.shards.num_chunks if self.shards else 1) + _OVERHEAD
 
     def may_unpack(self, file: memoryview) -> bool:
@@ -111,13 +111,13 @@ class Layout(NamedTuple):
         if self.compressor == "lz4":
             return int.from_bytes(data[:4], "little") <= most
         if self.compressor == "zstd":
-            return _zstd_size(data) <= 2 * most  # the estimate may be too large
+            return _zstd_size(data) <= 2 * most  # `_zstd_size` may return too large a number
         make = _STREAMS.get(self.compressor or "")
         return make is None or _stream_fits(make, data, most)
 
 
 class Documents:
-    """The metadata files, .zarray and zarr.json, of the arrays in a zarr group: in a folder or in an open zip file.
+    """The metadata files, .zarray and zarr.json, of the arrays in a zarr group, which is a folder or an open zip file.
 
     ``place`` is the folder or zip file, of ``stored`` bytes, which `check_files` has checked. ``archive`` is None for a
     folder.
@@ -251,7 +251,7 @@ class Documents:
         return Shards(count, 16 * count + 4 * (len(codecs) - 1), place == "start")
 
     def _check_codecs(self, name: str, codecs: Sequence[_Codec]) -> None:
-        """Check codecs in the order of writing."""
+        """Check the codecs of an array, given in the order in which zarr applies them to write a chunk."""
         known, names = {*_COMPRESSORS, *_FILTERS, "bytes", "transpose"}, [kind for kind, _ in codecs]
         if others := [kind for kind in names if kind not in known and not kind.startswith(_IMAGES)]:
             raise self._refused(name, f"is packed by the codec {', '.join(others):.80}")
@@ -262,8 +262,8 @@ class Documents:
         packers = [at for at, kind in enumerate(names) if kind in _COMPRESSORS]
         if len(packers) > 1 or names.count("delta") > 1:
             raise self._refused(name, f"is packed several times, by {', '.join(names)}")
-        # The sizes in the header of a compressed chunk can only be read if the header is at the start of the chunk.
-        # Checksums by fletcher32 are at the end, and by crc32c unless its configuration has another place.
+        # A compressed chunk must begin with its header, which has the sizes. Only these two codecs may follow the
+        # compression: without a configuration, they add a checksum at the end of the chunk.
         at_end: list[_Codec] = [("crc32c", {}), ("fletcher32", {})]
         if packers and any(each not in at_end for each in codecs[packers[0] + 1 :]):
             raise self._refused(name, f"is changed after it is packed, by {', '.join(names)}")
@@ -333,8 +333,8 @@ def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: in
 def _zstd_size(data: memoryview) -> int:
     """Estimate the number of bytes that a zstd frame unpacks to: the size in its header, or the sum over its blocks.
 
-    In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to. But if the last
-    block is compressed, the block's compressed size counts.
+    In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to. But the last
+    block counts with the size in its header.
     """
     flags = data[4] if len(data) > 4 else 0
     code, is_single, has_checksum = flags >> 6, flags >> 5 & 1, flags >> 2 & 1
@@ -346,11 +346,11 @@ def _zstd_size(data: memoryview) -> int:
     while not is_last and at + 3 <= len(data):
         header = int.from_bytes(data[at : at + 3], "little")
         is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        total += size  # if the last block is compressed, its true size may be larger by up to `_ZSTD_BLOCK`
+        total += size  # a compressed last block may unpack to more bytes, up to `_ZSTD_BLOCK`
         at += 3 + (1 if kind == 1 else size)
         if kind == 2:
             total += _ZSTD_BLOCK - size if not is_last else 0
-    # A checksum of 4 bytes may follow. But a second frame may not, nor may a frame of other data come first: the size
-    # is that of one frame, and a decoder unpacks all frames.
+    # The data must be one frame, with at most a checksum of 4 bytes after it. A decoder would unpack further frames,
+    # too, which the estimate does not count.
     is_alone = int.from_bytes(data[:4], "little") == _ZSTD_FRAME and len(data) - at - 4 * has_checksum <= 4
     return (declared if width else total) if is_alone else _LARGEST

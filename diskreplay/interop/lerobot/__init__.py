@@ -1,18 +1,19 @@
 """Data sets of LeRobot: folders of parquet files and videos. Imports read versions 2.0 to 3.0; exports write 3.0.
 
 A feature ``observation.images.top`` becomes the leaf ``obs/images/top``. If there is only one feature below
-``observation``, this feature becomes ``obs`` itself. The same holds for ``action``. ``next.reward`` is the reward. An
-episode is terminated if ``next.done`` is true in its last step, otherwise it is cut. If both ``next.terminated`` and
-``next.truncated`` exist, these two features tell instead how an episode ended. Other features become extra fields of
-steps, and columns of numbers in the table of episodes become episode fields. A text of a step is stored as its number
-in a list of texts. The notes of the store have this list, the texts of tasks, and the statistics.
+``observation``, this feature becomes ``obs`` itself. A single feature below ``action`` becomes ``action`` itself.
+``next.reward`` is the reward. An episode is terminated if ``next.done`` is true in its last step, otherwise it is cut.
+If both ``next.terminated`` and ``next.truncated`` exist, these two features, and not ``next.done``, tell how an episode
+ended. Other features become extra fields of steps, and columns of numbers in the table of episodes become episode
+fields. A text of a step is stored as its number in a list of texts. The notes of the store have this list, the texts of
+tasks, and the statistics.
 
 An import follows these further rules:
 
 - The features ``action.arm`` and ``action.hand`` become ``action/arm`` and ``action/hand``. A feature such as
   ``next.success`` becomes an extra field of the same name.
 - ``task_index`` is an extra field: ``store.texts["task"][number]`` is the text of a task.
-- ``timestamp`` and ``frame_index`` become extra fields if their values are not those that the frame rate implies.
+- ``timestamp`` and ``frame_index`` become extra fields if their values do not follow from the frame rate.
 - Images keep the order of axes that ``info.json`` declares. A frame of a video is found by its time. If the nearest
   frame is further away than half the time between two frames, the import raises.
 - In the folder ``meta``, only ``info.json``, the statistics, and the tables of episodes and tasks are read.
@@ -87,7 +88,7 @@ def import_dataset(
     source : path
         The folder, which has ``meta/info.json``.
     path : path
-        The path of the store. Nothing may be there, except an interrupted import of this folder.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     **options

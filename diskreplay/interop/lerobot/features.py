@@ -43,8 +43,7 @@ _MOST_AXES = 5  # the largest number of axes that an array can have in LeRobot's
 class Column:
     """A feature of a LeRobot data set, and its leaf in a store.
 
-    ``key`` is the name of the feature. If the feature is a text, the values of the leaf are numbers of texts in the
-    feature's list of texts.
+    ``key`` is the name of the feature. If the feature is a text, the leaf has indices of the feature's list of texts.
     """
 
     key: str
@@ -172,10 +171,10 @@ def is_key_of(key: str, prefix: str) -> bool:
 
 
 def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
-    """Return the path of the feature ``key``, which is one of the features ``keys`` of the observation or action.
+    """Return the path of the feature ``key``; ``keys`` are all features of the same part, "obs" or "action".
 
-    If there is only one feature, the path is the part itself, "obs" or "action". If there are several, dots in the name
-    become slashes, unless one feature would be inside of another.
+    If the part has only one feature, the path is the part itself. If it has several, dots in names become slashes,
+    unless a feature would then be inside of another feature.
     """
     if len(keys) == 1:
         return part

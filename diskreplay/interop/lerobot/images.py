@@ -50,7 +50,7 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
         raise FormatError(f"{what} has a row without an image")
     try:
         with Image.open(io.BytesIO(file), formats=_IMAGE_FORMATS) as image:
-            if (image.height, image.width) != shape[:2]:  # known before the image is unpacked
+            if (image.height, image.width) != shape[:2]:  # Pillow reads these sizes before it unpacks the image
                 found = (image.height, image.width, len(image.getbands()))
                 raise FormatError(f"{what} has an image of the shape {found}, and info.json says {shape}")
             pixels = np.asarray(image.convert("RGB") if image.mode == "P" else image)

@@ -46,7 +46,8 @@ class Metadata:
     Parameters
     ----------
     is_lenient : bool
-        Whether episodes that the metadata lack are added to ``skipped``. If false, FormatError is raised for them.
+        Whether episodes that the metadata lack are added to ``skipped``. If false, FormatError is raised for such an
+        episode.
 
     Attributes
     ----------

@@ -48,7 +48,7 @@ _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps, the position in the data set of its first episode, and the numbers of steps of its episodes."""
+    """A file of steps: its path, the position of its first episode in the data set, and the length of each episode."""
 
     path: Path
     first: int
@@ -113,7 +113,8 @@ class Reader:
     def _check_pieces(self, scan: "_Scan") -> list[str]:
         """Let ``scan`` read all files of steps, and return the names of columns that are not features.
 
-        An unreadable file raises FormatError. With ``on_error="skip"``, the episodes in this file are left out instead.
+        An unreadable file raises FormatError. With ``on_error="skip"``, the episodes in an unreadable file are left
+        out.
         """
         others, bad = dict[str, None](), list[tuple[_Piece, str]]()
         for piece in _pieces(self._meta):
@@ -197,8 +198,7 @@ def _pieces(meta: Metadata) -> list[_Piece]:
 class _Scan:
     """Reads the counters, flags and texts of all steps before an import.
 
-    Counters (`COUNTERS`) and flags of ends (`FLAGS`) become extra fields only if their values are not the values that
-    an export would write.
+    Counters (`COUNTERS`) and flags of ends (`FLAGS`) become extra fields only if an export would write other values.
 
     Attributes
     ----------
@@ -267,7 +267,7 @@ class _Scan:
             self.kept.append(name)
 
     def ends(self) -> tuple[Bools, Bools]:
-        """Return whether each episode was terminated, and whether it was truncated, ``(episodes,)`` each."""
+        """Return two masks, ``(episodes,)``: whether each episode was terminated, and whether it was truncated."""
         found = {name: np.concatenate(parts or [np.zeros(0, np.bool_)]) for name, parts in self._last.items()}
         none = np.zeros(len(self._meta.lengths), np.bool_)  # the values of a flag that the data set lacks
         return found.get(TERMINATED, found.get(DONE, none)), found.get(TRUNCATED, none)
@@ -307,7 +307,7 @@ def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iter
 
 
 def _blocks(metadata: pq.FileMetaData, skipped: int, block_bytes: int) -> Iterator[tuple[list[int], int]]:
-    """Yield lists of row groups to read together, and the number of rows to skip at the beginning of each list."""
+    """Yield pairs: a list of row groups to read together, and the number of rows to skip at the start of the list."""
     at, groups, rows, nbytes = 0, list[int](), 0, 0
     for group in range(metadata.num_row_groups):
         found = metadata.row_group(group)

@@ -69,7 +69,7 @@ def import_dataset(
         A name in the local folder of Minari, such as ``"D4RL/door/human-v2"``, or the path of a data set. The import
         does not download; use ``minari download``.
     path : path
-        The path of the store. Nothing may be there, except an interrupted import of this data set.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this data set.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     **options
@@ -102,7 +102,7 @@ def open_source(source: str | PathLike[str]) -> Source:
         episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
-        without_texts(storage.observation_space, OBS)  # SchemaError for a space with only texts
+        without_texts(storage.observation_space, OBS)  # raises SchemaError for a space with only texts
         example = next(_read_episodes(storage, metadata, 0, 1), None)
         if example is None:
             raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
@@ -131,7 +131,7 @@ def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: i
     numbers, data_format = range(first, stop), metadata["data_format"]
     form = storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
     found: Any = storage.get_episode_metadata(numbers)
-    with closing(found):  # a generator of Minari, which has a file open where it yields
+    with closing(found):  # Minari keeps a file open until this generator is closed
         if data_format == "hdf5":
             from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet do not need h5py
 
@@ -177,7 +177,7 @@ def export_dataset(
         The store to export, or its path.
     path : str or path
         A name in the local folder of Minari, such as ``"mine/cartpole-v0"``, or a path. A text is a path if it begins
-        with a dot or a slash, or does not end in a version such as "-v0". Nothing may be there.
+        with a dot or a slash, or does not end in a version such as "-v0". Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool

@@ -32,7 +32,7 @@ class Layout:
         The path of the extra field for each info of a step. A key is a name such as "a/b" for the info "b" in the dict
         "a".
     texts : list of str
-        The keys of observations that are texts, joined by slashes.
+        The path of each text in the observations: the keys, joined by slashes.
     """
 
     schema: Schema
@@ -75,7 +75,7 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add infos that have an extra field to ``steps``; return episode fields of the reset, and all other infos."""
+        """Add infos with an extra field to ``steps``; return episode fields of the reset, and notes of all other infos."""
         left, fields, absent = flat(infos) if infos else {}, {}, []
         for name, path in self.infos.items():
             leaf, reset = self.schema.leaves[path], f"{FIELDS}/{RESET_INFOS}/{name}"
@@ -88,7 +88,7 @@ class Layout:
                 del left[name]
             else:
                 steps[path] = np.zeros((count, *leaf.shape), leaf.dtype)
-                if has_reset:  # zeros, since a nested episode field is stored only with all its values
+                if has_reset:  # a nested episode field is stored only if all its leaves have values
                     fields[reset] = np.zeros(leaf.shape, leaf.dtype)
                 absent += [name]
         notes: dict[str, Json] = {_ABSENT: absent} if absent else {}
@@ -197,14 +197,14 @@ def _with_dtypes(tree: Any, path: str, arrays: Mapping[str, NDArray[Any]]) -> An
 
 
 def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
-    """Return two dicts of fields: infos with a row for each step, and those that also have a row for the reset."""
+    """Return two dicts of fields: infos with a row for each step, and infos that also have a row for the reset."""
     count = len(raw["rewards"])
     infos, resets = {}, {}
     for name, rows in flat(raw[INFOS]).items() if raw[INFOS] else ():
         if isinstance(rows, np.ndarray) and rows.ndim and len(rows) in (count, count + 1):
             try:
                 leaf = Field(rows.shape[1:], rows.dtype)
-                Schema(leaf, leaf, extra={INFOS: nest({name: leaf})})  # SchemaError: a key that stores refuse
+                Schema(leaf, leaf, extra={INFOS: nest({name: leaf})})  # raises SchemaError for a key that stores refuse
             except SchemaError:
                 continue
             infos[name] = leaf

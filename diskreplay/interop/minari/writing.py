@@ -33,7 +33,7 @@ _COMPUTED = {
     *("observation_space", "action_space", "dataset_id", "minari_version"),
 }
 _SETS = "author", "author_email"
-# A group is written when its episodes have this number of bytes, or when it has this number of episodes.
+# A group of episodes is written when it has `_WAITING_BYTES` bytes or `_WAITING_EPISODES` episodes.
 _WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 
 

@@ -17,8 +17,8 @@ An import follows these rules:
   transform would change 94% of the pixels of BridgeData, by 1.9 of 255 on average and by 17 at most.
 
 An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. Values that these dtypes cannot
-hold, or that would take much space, are written as bytes. uint32 and uint64 are written as int64, since TFDS cannot
-read them as bytes. In an episode without a final observation, the last observation is repeated.
+hold, or that would take much space, are written as bytes. Values of uint32 and uint64 are written as int64, since TFDS
+cannot read bytes of these dtypes. In an episode without a final observation, the last observation is repeated.
 """
 
 from collections.abc import Sequence
@@ -54,16 +54,16 @@ def import_dataset(
     """Import a data set of RLDS into a new store, or resume an interrupted import.
 
     An episode is terminated if ``is_terminal`` is true in its last row, otherwise truncated. Features of a step other
-    than observation, action and reward are extra fields; the discount is ``step_discount``. Features of an episode are
-    episode fields. A text of a step or of an episode is stored as its number in `Store.texts`. The name of an episode's
-    split is stored in the same way.
+    than observation, action and reward are extra fields; the discount is the extra field ``step_discount``. Features of
+    an episode are episode fields. A text of a step or of an episode is stored as its number in `Store.texts`. The name
+    of an episode's split is stored in the same way.
 
     Parameters
     ----------
     source : path
         The folder of a version of the data set, which has ``features.json``.
     path : path
-        The path of the store. Nothing may be there, except an interrupted import of this data set.
+        The path of the store. Nothing may exist at this path, except an interrupted import of this data set.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     splits : str or list of str, optional

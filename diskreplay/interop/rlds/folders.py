@@ -65,11 +65,11 @@ class _Raw(NamedTuple):
     Attributes
     ----------
     number : int
-        The number of the record, or of the first unreadable record, among the records of all files.
+        The index of the record, or of the first unreadable record, among the records of all files.
     data : bytes or FormatError
         The record or the error.
     episodes : int or None
-        The number of records; None if the number of unreadable records is not known.
+        1 for a record. For an error, the number of unreadable records; None if this number is not known.
     """
 
     split: str
@@ -114,7 +114,8 @@ class DataSet:
     splits : list of str or None
         The splits to read, in this order. None: all.
     last : str or None
-        The meaning of an episode's last row, "final" or "step". None: actions and rewards decide for each split.
+        The meaning of an episode's last row, "final" or "step". None: the actions and rewards in last rows tell the
+        meaning for each split.
 
     Attributes
     ----------
@@ -161,8 +162,8 @@ class DataSet:
     def _raw(self) -> Iterator[_Raw]:
         """Yield a `_Raw` for each record of all files, and check the number of records in each file.
 
-        A damaged record raises FormatError. With ``on_error="skip"``, the error is yielded instead. If the length of a
-        record is damaged, all later records in the same file are lost.
+        A damaged record raises FormatError. With ``on_error="skip"``, the FormatError is yielded in place of the
+        record. If the length of a record is damaged, all later records in the same file are lost.
         """
         number = 0
         for split in self._splits:
@@ -231,7 +232,7 @@ class DataSet:
         return [each for each in found if each.rows > each.finals]
 
     def _leave_out(self, episode: _Episode) -> None:
-        """Add an episode without steps to ``skipped``; FormatError unless ``on_error`` is "skip"."""
+        """Add an episode without steps to ``skipped``; raise FormatError unless ``on_error`` is "skip"."""
         what = f"episode {episode.record}"
         why = "its only row is a final observation" if episode.rows else "it has no row"
         if not self._is_lenient:
@@ -260,8 +261,8 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # The options may choose further features as observations or actions. The last row of an observation is
-            # kept. The last row of an action tells whether the last row of an episode is a step.
+            # In an episode's last row, an observation may be the final observation, and an action tells that the row is
+            # a step. So features that the options choose as observations or actions get such paths, too.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):

@@ -29,7 +29,7 @@ def decode_image(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDA
         check_claim(4 * image.height * image.width, len(data), "an image")
         if dtype == np.uint8:
             pixels = _decode_bytes(data, image, channels)
-        elif dtype == np.float32 and image.mode == "RGBA":  # TFDS stores a float32 as four channels
+        elif dtype == np.float32 and image.mode == "RGBA":  # TFDS stores each float32 as an RGBA pixel
             pixels = np.asarray(image).view("<f4")
         elif dtype == np.uint16 and image.mode.startswith("I") and channels == 1:
             pixels = np.asarray(image).astype(dtype)
@@ -51,7 +51,7 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
 
 def _decode_jpeg(data: Any, image: Image.Image, colors: str) -> NDArray[Any]:
     with MissingExtra.raised_for("a JPEG image of RLDS", "rlds"):
-        # Pillow has only the exact cosine transform. TensorFlow uses a fast transform, and pixels differ by up to 17.
+        # TensorFlow uses a fast cosine transform. Pillow has only the exact one, which makes pixels differ by up to 17.
         import simplejpeg
     try:
         return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False))

@@ -127,8 +127,7 @@ def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
 def _joined(parts: Iterator[memoryview], last: bool = False) -> bytes | memoryview:
     """Join the parts of a value; if ``last``, return only the last part.
 
-    If a message is in several parts, protobuf joins the parts. If there are several texts, protobuf takes the last
-    text.
+    Protobuf joins the parts of a message, and takes the last of several texts.
     """
     found = [*parts]
     return b"".join(found) if len(found) > 1 and not last else found[-1] if found else b""
@@ -142,7 +141,7 @@ def _values(feature: bytes | memoryview) -> Values:
     values = memoryview(_joined(iter(parts)))
     if kind == _BYTES:
         return _texts(values)
-    # All numbers are packed into one field, or each number has a field of its own.
+    # A message has all numbers packed into one field, or each number in a field of its own.
     single = _SHORT if kind == _FLOATS else _VARINT
     packed = [value for number, form, value in _fields(values) if number == 1 and form in (_SIZED, single)]
     digits = np.frombuffer(_joined(iter(packed)), np.uint8)
