@@ -280,9 +280,9 @@ class _Demos:
     def _find_states(self, names: Sequence[str]) -> list[str]:
         """Return the names of the states that become observations.
 
-        If the file has no observations, the result is all states. In a file of Isaac Lab with observations, the result
-        is the states in the option ``obs``. In any other file, the result is empty. A row of Isaac Lab's states is the
-        state after a step, so the initial state becomes the first observation.
+        If the file has no observations and the option ``obs`` is not given, the result is all states. In a file of
+        Isaac Lab, the option ``obs`` selects states. In all other cases, the result is empty. A row of Isaac Lab's
+        states is the state after a step, so the initial state becomes the first observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
