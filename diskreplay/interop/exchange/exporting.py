@@ -415,7 +415,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the keys of `Format.not_held` for data that this episode has, without the leaves of steps.
+    """Return the keys of `Format.not_held` that concern this episode, except the paths of leaves of steps.
 
     Episode fields and priorities are looked up only if their names are in ``among``.
     """

@@ -62,9 +62,8 @@ def foreign(place: Path) -> Iterator[int]:
 def reading(name: Path | str) -> Iterator[None]:
     """Convert errors of the ``with`` block to FormatError if damaged data can cause them.
 
-    Errors of this package, of import statements, of the disk and of permissions keep their class. The message of an
-    error of this package becomes one printable line. If ``name`` is the path of a data set, the message contains this
-    path.
+    Errors of this package, of import statements, of the disk and of permissions keep their class. The text of this
+    package's errors becomes one printable line. If ``name`` is the path of a data set, the message contains this path.
     """
     try:
         yield
@@ -139,7 +138,7 @@ def _blobs(root: str) -> str | None:
 def _linked(path: str, root: str, blobs: str | None) -> int:
     target = os.path.realpath(path)
     if target.startswith(f"{root}{os.sep}") and (os.path.isdir(target) or not os.path.lexists(target)):
-        return 0  # `check_files` reaches the files of the linked folder by the folder's own path
+        return 0  # `check_files` counts the files of a linked folder at the folder's own path
     if os.path.dirname(target) == blobs or target.startswith(f"{root}{os.sep}"):
         return _checked(path, os.stat(target))
     raise FormatError(f"{path} is a link that leads out of the data set; copy the data set with `cp -rL` first")

@@ -1,7 +1,7 @@
 """Import: append the episodes of a data set to a new store, or resume an interrupted import.
 
 An export by an earlier release kept some values in a side folder, next to the data set or inside it. An import does not
-read these values, and warns with their names.
+read the values in a side folder, but warns with their names.
 """
 
 import math
@@ -203,7 +203,7 @@ def import_into(
     """Append the chosen episodes of a data set to a new store, or resume an interrupted import.
 
     The notes of the store keep the metadata of the data set, and values that no array holds: see `import_notes`. If an
-    episode cannot be read, or does not fit the schema, the episodes before it are in the store.
+    episode cannot be read, or does not fit the schema, the store keeps all earlier episodes.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
 def _append(
     store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
-    """Append all episodes but the first ``begun``, which the store has; return the numbers of new episodes and steps.
+    """Append all episodes after the first ``begun``, which the store has; return the numbers of new episodes and steps.
 
     StoreExists is raised if an episode that is read again differs from the episode in the store.
     """

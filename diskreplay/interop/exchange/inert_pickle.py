@@ -186,9 +186,9 @@ def load(path: Path, classes: Collection[str]) -> Any:
 def _check(mapped: mmap.mmap) -> None:
     """Check, before a pickle is loaded, that none of its opcodes claims more bytes or values than the file has.
 
-    Python's loader allocates memory for the lengths that opcodes claim, and for the indices at which opcodes put values
-    into the memo, the pickle's list of values. The check also tracks how deep the values on the stack are nested, since
-    Python hashes nested tuples without a depth limit.
+    Python's loader allocates as much memory as opcodes claim: for lengths, and for indices in the memo, the pickle's
+    list of values. The check also tracks how deep the values on the stack are nested, since Python hashes nested tuples
+    without a depth limit.
     """
     stack: list[int | None] = []  # the nesting depth of each value; None for a mark, which begins a group of values
     memo: dict[int, int] = {}

@@ -36,8 +36,8 @@ def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
 def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, None, None]:
     """Yield the episodes of an iterator in order, while a thread reads the next episodes.
 
-    The thread reads at least one episode ahead, and more until the arrays of these episodes take ``_AHEAD_BYTES``. If
-    an episode cannot be read, the error is raised after the episodes before it.
+    The thread reads ahead until the episodes take ``_AHEAD_BYTES``, but at least one episode. If an episode cannot be
+    read, the error is raised after all earlier episodes.
     """
     with closing(read_ahead(repeat(partial(_next_ones, episodes)))) as packs:
         for some, error in packs:

@@ -105,7 +105,7 @@ class Layout(NamedTuple):
         most = self.most
         if len(data) > 2 * most + _OVERHEAD:
             return False
-        if self.compressor == "blosc":  # blosc would read as far as its header says, even beyond the end of the data
+        if self.compressor == "blosc":  # blosc would read as far as the chunk's header says, even beyond the chunk
             is_whole = len(data) >= _BLOSC_HEADER and int.from_bytes(data[12:16], "little") <= len(data)
             return is_whole and int.from_bytes(data[4:8], "little") <= most
         if self.compressor == "lz4":

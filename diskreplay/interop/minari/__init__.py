@@ -226,7 +226,7 @@ def _libraries() -> AbstractContextManager[None]:
 
 
 def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Check that the metadata have the spaces; without them, Minari would make the environment that the metadata name.
+    """Check that the metadata have the spaces; without spaces, Minari would make an environment from the metadata.
 
     The entry point of this environment may be any function of any module. Minari would call this function with
     arguments from the data set.

@@ -11,8 +11,9 @@ An import follows these rules:
 - PNG and JPEG images, tensors packed as bytes or by zlib, and class labels are read. For videos, sounds, and
   sequences inside a step, the import raises, and the message names the feature.
 - The import raises for a missing file, and for a file with fewer episodes than ``dataset_info.json`` says. With
-  ``on_error="skip"``, the missing episodes are left out and listed, and so are records with a wrong checksum. If the
-  length of a record is damaged, the next record cannot be found, so the rest of the file is left out.
+  ``on_error="skip"``, missing episodes, and records with a wrong checksum, are left out and listed in
+  `Imported.skipped`. If the length of a record is damaged, the next record cannot be found, so the rest of the file is
+  left out.
 - Pixels equal the pixels of TensorFlow, which decodes JPEG with a fast cosine transform, as simplejpeg does. Pillow's
   transform would change 94% of the pixels of BridgeData, by 1.9 of 255 on average and by 17 at most.
 

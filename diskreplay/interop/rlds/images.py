@@ -42,8 +42,8 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
     mode = MODES.get(channels, image.mode)
     if image.format == "JPEG" and image.mode in ("L", "RGB") and mode in ("L", "RGB"):
         return _decode_jpeg(data, image, "GRAY" if mode == "L" else mode)
-    # TensorFlow and Pillow agree in all further conversions: both add or drop the opacity, and repeat gray in each
-    # channel.
+    # Apart from JPEG, TensorFlow and Pillow convert in the same way: both add or drop the opacity, and repeat gray in
+    # each channel.
     if mode != image.mode and (mode == "L" or image.mode.startswith("I")):
         raise ValueError(f"an image of Pillow's mode {image.mode} cannot be read as bytes with {channels} channels")
     return np.asarray(image.convert(mode))
