@@ -70,7 +70,7 @@ class Contents:
 
     @property
     def stored(self) -> list[Column]:
-        """The columns in the files of steps: leaves that are not videos, ``flags``, and counters that no leaf replaces."""
+        """The columns of files of steps: leaves that are not videos, ``flags``, and counters that no leaf replaces."""
         made = [Column(name, "", Field((), "bool")) for name in self.flags]
         made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
         return [column for column in self.columns if column.kind != "video"] + made
