@@ -2,8 +2,8 @@
 
 `/proc/self/fd/N` leads to the folder that descriptor N was opened on, even after that folder was renamed and another
 folder has taken its old path. Reads and writes below `/proc/self/fd/N` reach the folder of the descriptor, or fail.
-Messages for users must not contain such a path: `shown` and `show_paths` replace such a path by the path that the user
-gave.
+Messages for users must not contain `/proc/self/fd/N`: `shown` and `show_paths` replace this path by the path that the
+user gave.
 """
 
 import os
@@ -26,8 +26,8 @@ _Error = TypeVar("_Error", bound=BaseException)
 class OpenFolder:
     """A folder that a descriptor keeps open until the last reference to this object is gone.
 
-    Code that keeps a path below `path` must also keep this object. Otherwise, the descriptor is closed, and the next
-    opened file or folder may get its number, so that the path leads to this other file or folder.
+    Code that keeps a path below `path` must also keep this object. When this object is gone, the descriptor's number
+    may be used for another file or folder, and `path` leads there.
 
     Thread-safe. The descriptor of a forked child stays open even if the parent's descriptor is closed.
 
@@ -57,14 +57,14 @@ class OpenFolder:
         _open[self.fd] = self
 
     def closed(self) -> "OpenFolder":
-        """Return an `OpenFolder` of the same name without a descriptor. No file is found below its `path`."""
+        """Return an `OpenFolder` with the same `name` and without a descriptor: no file is found below `path`."""
         return OpenFolder(self.name, closed=True)
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
         """Return ``place`` if it is an open `OpenFolder`.
 
-        Otherwise, ``place`` is a closed `OpenFolder`, whose `name` is opened again, or a path, which is opened.
+        A closed `OpenFolder` is opened again by its `name`, and a path is opened.
         """
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)

@@ -27,9 +27,9 @@ EPISODE_VALUES = 64
 DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
 # Only two kinds of rows have the flag DISCARDED. A row with the flags DISCARD is the end marker of an episode that its
-# writer discarded. A row with the flags DISCARD_BEFORE is the only row of an episode without steps, which continues an
-# episode that was cut for its length. The row says that the cut episode, and all earlier episodes that the cut episode
-# continues, are discarded.
+# writer discarded. A row with the flags DISCARD_BEFORE is the only row of an empty episode, which continues an episode
+# that was cut for its length. The flags discard the cut episode, and all earlier episodes that the cut episode
+# continues.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
 
@@ -47,8 +47,8 @@ EPISODE_COLUMNS = 6
 def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return, for each row after the last step of an episode, whether the row has the values of the episode fields.
 
-    ``flags``, (n,), are the flags of these rows. A row has the values if the row is the final observation or the end
-    marker of the episode, and was published with the values.
+    ``flags``, (n,), are the flags of n rows, each after the last step of an episode. A row has the values if the row is
+    the final observation or the end marker of the episode, and was published with the values.
     """
     found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
     return found
@@ -125,7 +125,7 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
 
     ``lanes`` has the number of lanes of each segment from number ``origin`` on; 0 for a deleted segment. The slot is
     the segment's index in ``lanes``. For an id whose segment does not exist, the returned number of lanes is 1, and the
-    slot, lane and row have no meaning. The slot can still be used as an index of ``lanes``, unless ``lanes`` is empty.
+    slot, lane and row have no meaning. Every returned slot is a valid index of ``lanes``, unless ``lanes`` is empty.
     """
     slot = (ids >> POSITION_BITS) - origin
     known = (slot >= 0) & (slot < len(lanes))
@@ -138,7 +138,7 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
 
 
 def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
-    """Return a sort key for each id. Keys order ids by segment, lane and row, and grow by one per row of a lane.
+    """Return a sort key for each id, by segment, lane and row. In each lane, the key grows by one from row to row.
 
     ``lanes`` has the number of lanes of each id's segment; ``lane`` and ``row`` have each id's lane and row.
     """

@@ -60,7 +60,7 @@ def strip(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def smaller(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
     """Return the pictures reduced to at most ``most`` pixels per side. Each pixel is the mean of a square block.
 
-    Pictures that are narrower than such a block are returned unchanged.
+    Pictures whose height or width is less than the side of a block are returned unchanged.
     """
     count, height, width = images.shape[:3]
     block = -(-max(height, width) // most)

@@ -1,8 +1,8 @@
 """Threads that make calls for other threads, and stay consistent even if a caller is interrupted at any point.
 
 A signal handler may raise between any two lines of the main thread. In an executor of `concurrent.futures`, such an
-interrupt can leave two threads with the same job, or a lock that is held forever. In this module, each step of the
-caller is a single operation, which cannot be interrupted, or may be repeated:
+interrupt can leave two threads with the same job, or a lock that is held forever. In this module, a caller does only
+what cannot be interrupted, or what may be repeated after an interrupt:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
 - The threads are created with their `Workers` object. A helper thread starts these threads, because
@@ -11,8 +11,7 @@ caller is a single operation, which cannot be interrupted, or may be repeated:
 - The only lock of a job is held from the job's creation until a thread of `Workers` has finished the job. The caller
   only waits for this lock.
 
-Until a call is over, its job references the call, and with the call the memory that the call writes to. So this memory
-is not reused before the call is over.
+A job references its call until the call is over, so the memory that the call writes to is not freed during the call.
 
 The module also has `fork_listeners`, to call functions in forked children, and `computed_once`, for cached values
 without a lock.
@@ -55,8 +54,8 @@ def fork_listeners(notify: Callable[[Any], object]) -> weakref.WeakSet[Any]:
 class computed_once(Generic[T]):
     """A cached property without a lock, as `functools.cached_property` is since Python 3.12.
 
-    In Python 3.11, `functools.cached_property` has one lock for all objects of a class. A child that is forked while
-    another thread of its parent holds that lock would wait forever. Without a lock, two threads may compute the value
+    In Python 3.11, `functools.cached_property` has one lock for all objects of a class. If a process is forked while a
+    thread holds this lock, the lock is never released in the child. Without a lock, two threads may compute the value
     of an object at the same time; each gets a correct value.
     """
 

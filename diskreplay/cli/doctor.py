@@ -1,6 +1,6 @@
 """`diskreplay doctor`: describes the libraries and the machine for a bug report, and finds problems.
 
-The metadata of the package has the tested ranges of libraries.
+The tested versions of libraries are read from the metadata of the package.
 """
 
 import os
@@ -143,7 +143,8 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
             # If two file systems are mounted at one place, the later mount is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
-                found = point, [name for name in names if "/" not in name]  # names with a slash are folders
+                # An option with a slash has the path of a folder.
+                found = point, [name for name in names if "/" not in name]
     return found
 
 

@@ -192,9 +192,9 @@ def _watched(
 ) -> Iterator[Announced]:
     """Show the progress of an import or an export, and ``if_interrupted`` after Ctrl-C.
 
-    The `with` block passes the yielded object to the import or export as ``progress``. A bar with the title ``before``
-    is shown until the first episode. Then ``announce`` is called with the plan of the import or export, and a bar with
-    the title ``title`` is shown.
+    The `with` block passes the yielded object to the import or export as ``progress``. Until the first episode, a bar
+    with the title ``before`` is shown. At the first episode, ``announce`` is called with the plan of the import or
+    export, and a bar with the title ``title`` appears.
     """
     with ExitStack() as shown:
         shown.enter_context(console.bar(before))

@@ -136,7 +136,7 @@ def _unfit(found: Mapping[str, Any], message: str) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    # Only errors of arguments have this method. Their class is not public in every version of typer.
+    # Only errors of arguments have this method; the class of such errors is not public in every version of typer.
     if hasattr(error, "format_message"):
         command = getattr(getattr(error, "ctx", None), "command_path", "diskreplay")
         message = error.format_message()

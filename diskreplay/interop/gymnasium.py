@@ -105,7 +105,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Set episode fields, by name, of the running episode, or of the next episode if none is running.
 
         An episode runs from its reset to its end. The values are stored with the episode's last step, or when the
-        episode is cut. If the process is killed earlier, none of the values is stored. Values of an episode without
+        episode is cut. If the process is killed during the episode, the values are lost. Values of an episode without
         steps are dropped. A later value of the same field, even one that ``reset`` receives, replaces the earlier
         value.
 
@@ -230,15 +230,15 @@ class RecordVectorEpisodes(AnyVectorWrapper):
 
     Every autoreset mode is recorded exactly, as if each environment were recorded alone:
 
-    - NEXT_STEP, also if the metadata name no mode: the call of ``step`` after the end of a lane's episode only resets
-      the lane. This call records no step of the lane.
+    - NEXT_STEP, or no mode in the metadata: the ``step`` after the end of a lane's episode only resets the lane, and is
+      not recorded.
     - SAME_STEP: the final observation and the info fields of a lane that ended are taken from info.
     - DISABLED: no step of a lane is recorded from its episode's end until the lane is reset.
       ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
 
-    A SAME_STEP environment that returns the same arrays at every step overwrites its final observation. In this case,
-    info has the bytes of the next episode's first observation. Such an episode is recorded without a final observation,
-    and a warning is issued once.
+    A SAME_STEP environment that returns the same arrays at every step overwrites the final observation in info with the
+    next episode's first observation. An episode whose final observation was overwritten is recorded without this
+    observation, and a warning is issued once.
 
     ``reset`` in the middle of an episode and ``close`` cut the open episodes at their last observations. After an error
     of the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps the steps of these episodes.
@@ -295,11 +295,11 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         _check_recorded_once(env, store)
         self._store, self._durability = store, durability
         self._obs: dict[str, np.ndarray] | None = None  # The last observation of each lane. If None, `step` raises.
-        self._idle = np.zeros(env.num_envs, bool)  # Lanes without an episode. Their next step is not recorded.
+        self._idle = np.zeros(env.num_envs, bool)  # True for lanes whose next step is not recorded.
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
-        # Initialise the wrapper last. Otherwise, after an error in a line above, gymnasium before 1.3 would close the
-        # environments when the wrapper is deleted.
+        # Initialise the wrapper last. If a line above raises, gymnasium before 1.3 would close the environments of an
+        # initialised wrapper.
         super().__init__(env)
 
     def set_extra(self, **fields: Any) -> None:
@@ -427,11 +427,11 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         obs, reward, terminated, truncated = fetched(*result[:4])
         info = result[4]
         terminated, truncated = as_numpy(terminated), as_numpy(truncated)
-        ended = terminated.astype(bool) | truncated.astype(bool)  # the writer checks that the values are flags
+        ended = terminated.astype(bool) | truncated.astype(bool)  # `append` checks that each value is 0 or 1
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
-        # With NEXT_STEP, this call has reset the idle lanes. In a live lane, the first step after a discarded episode
-        # begins a new episode.
+        # An episode runs in every live lane, even if the episode before was discarded. With NEXT_STEP, the environments
+        # have just reset the idle lanes, so an episode runs in every lane.
         values.running |= live | (self._mode is AutoresetMode.NEXT_STEP)
         if live.any():
             next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)

@@ -19,9 +19,9 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
     arrays are constant. Fields that are not contiguous are copied, such as `obs` and `next_obs` of `Sequences`, which
     are views of the same array.
 
-    `index` is left out, since ids need 64 bits. Pass `batch.index` to `Sampler.update_priorities`; the TD errors may be
-    a JAX array. Without ``jax_enable_x64``, fields of 64 bits are copied to 32 bits: floats are rounded, and
-    integers must fit.
+    `index` is left out: ids need 64 bits, and integers of JAX have 32 bits by default. Pass `batch.index` to
+    `Sampler.update_priorities`; the TD errors may be a JAX array. Without ``jax_enable_x64``, fields of 64 bits are
+    copied to 32 bits: floats are rounded, and integers must fit.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def _to_jax(path: str, tree: Any) -> Any:
 
 
 def _check_fit(path: str, values: np.ndarray, bounds: np.iinfo) -> None:
-    """Raise ValueError for values outside of ``bounds``: JAX would silently keep only the lowest bits of these."""
+    """Raise ValueError for values outside of ``bounds``, of which JAX would silently keep only the lowest bits."""
     outside = values[(values < bounds.min) | (values > bounds.max)]
     if len(outside):
         raise ValueError(

@@ -37,9 +37,9 @@ STATES = {
 class Measure(NamedTuple):
     """The description of a number, or of a histogram of numbers, in `Store.info` or `Sampler.stats`.
 
-    ``key`` is the path in the nested dicts. ``name`` and ``unit`` are parts of the metric's name in Prometheus. If the
-    path leads to a dict, ``label`` is the Prometheus label whose values are the keys of this dict. ``bounds`` are the
-    upper bounds of a histogram's buckets.
+    ``key`` is the path of the number in the nested dicts of `Store.info` or `Sampler.stats`. ``name`` and ``unit`` are
+    parts of the metric's name in Prometheus. If the path leads to a dict, ``label`` is the Prometheus label whose
+    values are the keys of this dict. ``bounds`` are the upper bounds of a histogram's buckets.
     """
 
     key: str
@@ -175,7 +175,7 @@ def to_tensorboard(
     - ``sampler/staleness/NAME``: see `staleness`.
 
     If items are sequences, only their first steps are counted. Making a histogram draws no ids and changes no counts of
-    the sampler. Histograms are left out before the first batch, and if a step of the batch was evicted meanwhile.
+    the sampler. Histograms are left out before the first batch, and if a step of the last batch was evicted.
 
     A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this function
     every few seconds, not for each batch.
@@ -191,8 +191,8 @@ def to_tensorboard(
         number of steps that were inserted into the store.
     staleness : str or sequence of str
         Names of extra fields, such as the version of the policy that acted. The histogram ``sampler/staleness/NAME``
-        has, for each step of the batch, the newest value minus the step's value. The newest value is the value in the
-        last step of the episode that began last, or the largest value of the batch if this is larger.
+        has, for each step of the batch, the newest value minus the step's value. The newest value is the maximum over
+        the batch and the last step of the episode that began last.
     prefix : str or None
         The first part of each name, to tell several stores or samplers of a run apart. None: "store" or "sampler".
 
@@ -237,7 +237,7 @@ def to_wandb(
 
 def _wandb_histogram(values: NDArray[Any]) -> Any:
     with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "wandb"):
-        import wandb  # takes no time: the caller, who made a run, has imported wandb
+        import wandb  # already imported by the caller, who made a run
     return wandb.Histogram(values)
 
 
@@ -351,7 +351,7 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
         if not isinstance(field, dr.Field) or field.shape or field.dtype.kind not in "biuf":
             known = [key for key, one in extra.items() if isinstance(one, dr.Field) and not one.shape]
             raise ValueError(f"staleness must name an extra field with one number a step, of {known}, not {name!r}")
-    # If an extra field has a name in ``wanted``, the batch has the extra field under this name, so the histogram is
+    # If an extra field has the name of a number in ``wanted``, `gather` cannot return the number, and the histogram is
     # left out.
     wanted = [("age",), ("probability", "priority_sum")][: 1 + weighted]
     requested = [name for group in wanted if extra.keys().isdisjoint(group) for name in group]
@@ -373,7 +373,7 @@ def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> ND
     snapshot = sampler.store.snapshot  # one snapshot for both lines below: other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
     newest = -np.inf
-    if len(first):  # else all episodes were evicted since the batch was gathered
+    if len(first):  # 0 if all episodes were evicted since the batch was gathered
         # Ids of different writers are not in the order of time, so the episode with the largest ids may be old.
         youngest = int(np.argmax(snapshot.times(first)))
         newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])

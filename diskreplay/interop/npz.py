@@ -88,8 +88,8 @@ def import_dataset(
         In a file of all episodes, the name of the array that is true in the first row of each episode. The default is
         "episode_starts".
     indices : str, optional
-        In a file of all episodes, the name of the array with one row number for each episode. This row is the first row
-        of the episode, or the row after its last row.
+        In a file of all episodes, the name of the array with one number for each episode. The number is the episode's
+        first row, or the row after the episode's last row.
     ended : {"truncated", "terminated", "cut"}
         How episodes ended, if the data set has no array of ends, such as "dones" or "terminals".
     terminated, truncated : str, optional
@@ -298,13 +298,13 @@ class _Arrays:
         if not found:
             names = {_ROLES.get(name, f"{EXTRA}/{name}"): name for name, rows in arrays.items() if rows.ndim}
             leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self._place)
-            # If the options have a name that the file lacks, this raises SchemaError, which lists the file's names.
+            # `lay_out` raises SchemaError, with the file's names, if the options have a name that the file lacks.
             lay_out(str(self._place), leaves, names, None, self._choice)
             raise FormatError(f"{self._place} has no actions; it has {', '.join(arrays)}")
         return found[0]
 
     def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
-        """Add arrays with a row for each step to ``names``, and return arrays with a row for each episode, by path.
+        """Add the names of arrays of steps to ``names``, and return the arrays of episode fields, by path.
 
         ``count`` is the number of steps, and ``episodes`` the number of episodes, in ``arrays``.
         """
@@ -356,7 +356,7 @@ class _Arrays:
         count: int,
         fields: Mapping[str, Any],
     ) -> EpisodeData:
-        """Return the episode in the rows ``part`` of ``arrays``, which have ``count`` steps."""
+        """Return the episode in the rows ``part`` of ``arrays``. ``count`` is the number of steps in ``arrays``."""
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
         for path, name in names.items():
             if name not in arrays:
@@ -484,7 +484,8 @@ class _Files(_Arrays):
         """Raise FormatError if flags show that a file has several episodes, which would be imported as one."""
         for name in (*self._told.ends(), *self._told.limits(), _STARTS):
             flags = as_flags(np.ravel(arrays.get(name, False)), f"{file}: {name}", FormatError)
-            # Some environments repeat the flag after the end, so only a false flag after a true flag begins an episode.
+            # Some environments repeat the flag of an episode's end, so only a false flag after a true flag begins an
+            # episode.
             inside = flags[1:] if name == _STARTS else flags[:-1] & ~flags[1:]
             if inside.any():
                 raise FormatError(

@@ -56,7 +56,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         info_fields: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
-        if isinstance(info_fields, str):  # otherwise each letter would be taken for a name
+        if isinstance(info_fields, str):  # each letter would be taken for a name
             raise ValueError(f'info_fields must be a sequence of names, such as ("lives",), not {info_fields!r}')
         super().__init__(capacity, **kwargs)
         self._path = Path(path.path if isinstance(path, dr.Store) else path).absolute()
@@ -195,8 +195,8 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         if self._store is None:
             step = dr.Schema.from_example(row_of(obs, 0), row_of(action, 0), extra=row_of(extra, 0))
             schema = dr.Schema(step.obs, step.action, dr.Field((), "float64"), extra=step.extra)
-            # The store needs more capacity than the buffer. The store evicts the oldest steps, but the buffer drops the
-            # episodes that began first. Such an episode may have new steps.
+            # The store evicts the oldest steps, but the buffer drops the episodes that began first, even episodes with
+            # new steps. So the store needs more capacity than the buffer.
             self._open(dr.create(self._path, schema, capacity=2 * self.capacity))
         assert self._store is not None
         return self._store
@@ -320,8 +320,7 @@ class DiskEpisodeReplayBuffer(InStore):
 
     An existing store is continued: the buffer begins with the newest episodes of the store. A step in the store has its
     observation, its action, its reward, and all other outputs of RLlib's module (the policy) under their names, such as
-    ``action_logp``. Up to 256 episodes may be open at the same time. If there are more, the episode with the oldest
-    last step is cut.
+    ``action_logp``. If more than 256 episodes are open at the same time, the episode with the oldest last step is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
 
@@ -332,8 +331,8 @@ class DiskEpisodeReplayBuffer(InStore):
         has twice this capacity.
     path : path or Store
         The store, or its path. The buffer opens the store for itself, even if a Store is given. If the path does not
-        exist, the first step makes the store and defines its schema. An existing store takes only the module's outputs
-        that are in its schema.
+        exist, the first step makes the store and defines its schema. If the store exists, outputs of RLlib's module
+        that are not in its schema are left out.
     durability : float or str
         As for `Store.writer`.
     info_fields : sequence of str

@@ -110,7 +110,7 @@ class Column:
     """A field of an episode's steps. RLlib uses a column like an array. Indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
-    more = 0  # the column has this many rows more than steps
+    more = 0  # the number of rows of the column minus the number of steps
 
     def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
         self._steps, self._field, self._path = steps, field, path
@@ -143,8 +143,7 @@ class Observations(Column):
     def _rows(self, start: int, stop: int) -> Any:
         ids, reader = self._steps.ids, self._steps.reader
         if stop - start == 1:
-            # The observation of a step is also the next observation of the step before. A kept window may have that
-            # step.
+            # The observation is also the next observation of the step before, which may be in a kept window.
             before = ids[start - 1 : start]
             if start < len(ids) and not (start and reader.has_read(before)):
                 return super()._rows(start, stop)

@@ -75,7 +75,7 @@ class Column:
 class Columns:
     """A descriptor whose value is a `Column` of a buffer, or a dict of columns for the fields of a Dict space.
 
-    An instance attribute of the same name replaces the descriptor. `ReplayBuffer.__init__` sets such attributes.
+    `ReplayBuffer.__init__` sets an instance attribute of the same name, which replaces the descriptor.
     """
 
     def __init__(self, field: str) -> None:
@@ -96,8 +96,8 @@ class DiskReplayBuffer(ReplayBuffer):
     Give this class to DQN, SAC or TD3 as ``replay_buffer_class=DiskReplayBuffer, replay_buffer_kwargs={"path":
     "run.replay"}``; for Dict observations there is `DiskDictReplayBuffer`. CleanRL's scripts take this class in place
     of the `ReplayBuffer` that the scripts import. As in Stable-Baselines3, numpy's global generator draws positions,
-    and a position holds the same step as in the library's own buffer. With equal seeds, batches and networks are
-    therefore equal, bit for bit.
+    and a position holds the same step as in the library's own buffer. With equal seeds, batches and trained networks
+    are the same as with the library's own buffer, bit for bit.
 
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
     of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer, so a killed
@@ -105,9 +105,9 @@ class DiskReplayBuffer(ReplayBuffer):
     the position of the next step, but no steps; after loading, the buffer also has the steps that were added later.
 
     If a step's observation is not the next observation of the step before, as after a reset, the episode is cut between
-    the two steps, and the step before the cut bootstraps. If a store was written with another number of environments,
-    its steps are assigned to environments in the order of time. A return over several steps then ends early where a
-    step of another episode follows.
+    the two steps. The step before the cut bootstraps from its next observation. If a store was written with another
+    number of environments, its steps are assigned to environments in the order of time. Where steps of different
+    episodes follow one another in an environment, a return over several steps ends early.
 
     Concurrency: one thread of one process, as in Stable-Baselines3. Other processes may read the store.
 
@@ -124,7 +124,7 @@ class DiskReplayBuffer(ReplayBuffer):
     n_steps : int
         Number of steps in a return, as for `NStepReplayBuffer`.
     gamma : float
-        Discount per step of these returns.
+        Discount per step in a return.
     durability : float or str
         As for `Store.writer`. Nothing is made durable in a temporary folder.
     **kwargs
@@ -171,8 +171,7 @@ class DiskReplayBuffer(ReplayBuffer):
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # `ReplayBuffer` has set these attributes to arrays of one position. Without these arrays, the names refer to
-        # the class's columns, which read the store.
+        # Delete the arrays of `ReplayBuffer.__init__`, so that the names refer to the `Columns` of the class.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -181,7 +180,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._path = None if path is None else Path(path.path if isinstance(path, dr.Store) else path).absolute()
         self._durability: Any = "none" if path is None else durability
         self._uuid: str | None = None
-        # The shapes of one step of all environments.
+        # The shapes of the actions and observations of one step, with a leading axis of environments.
         self._action_shape = (n_envs, *(action_space.shape or ()))
         self._obs_shape = (
             {key: (n_envs, *(part.shape or ())) for key, part in observation_space.items()}
@@ -295,8 +294,9 @@ class DiskReplayBuffer(ReplayBuffer):
         ids, episodes = self._sampler.ids(), list(store.episodes)
         lanes = 1 + max((episode.lane for episode in episodes), default=-1)
         if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
-            # Steps that were added together are evicted together. If the store has more lanes than the buffer has
-            # environments, such steps take more than one position, so the store needs more capacity.
+            # Steps that were added together are evicted together, even steps of several positions if the store has more
+            # lanes than the buffer has environments. So that no position loses its steps early, the store needs more
+            # capacity.
             store.resize(capacity=max(store.capacity, self._capacity + lanes))
         ids, number = self._by_position(ids, episodes)
         count = len(ids)
@@ -314,7 +314,7 @@ class DiskReplayBuffer(ReplayBuffer):
     def _by_position(self, ids: Ints, episodes: list[dr.Episode]) -> tuple[Ints, Ints]:
         """Return the newest ids, and the number of each id's episode, as two arrays ``(positions, environments)``.
 
-        ``ids`` are all ids, oldest first. An episode's number is its index in ``episodes``.
+        ``ids`` are the ids of all sampleable steps, oldest first. An episode's number is its index in ``episodes``.
         """
         shape = -1, self.n_envs
         ids = ids[len(ids) % self.n_envs :]
@@ -654,7 +654,7 @@ def _field(space: spaces.Space[Any]) -> dr.Field:
 
 
 def _with_lanes(value: Any, shape: tuple[int, ...]) -> Array:
-    """Return values with a leading axis of environments. The value of a single environment may lack this axis."""
+    """Return values with a leading axis of environments. A value of a single environment may come without the axis."""
     array = np.asarray(value)
     if len(shape) == 1 or (1, *array.shape) == shape:
         return array.reshape(shape)

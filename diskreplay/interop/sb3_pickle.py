@@ -7,8 +7,8 @@ The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rew
 
 - The steps of each environment are in the order of time, the oldest first.
 - Episodes are in the order of their first steps. Episodes that begin at the same row are in the order of environments.
-- With ``optimize_memory_usage``, the buffer overwrote the observation after the last step of each episode. These
-  episodes have no final observation. A full buffer also lacks the step whose observation was overwritten last.
+- With ``optimize_memory_usage``, episodes have no final observation, because the buffer overwrote the observation after
+  the last step. A full buffer also lacks the step whose observation was overwritten last.
 - The infos of a ``HerReplayBuffer`` are left out.
 
 An export of an imported store restores the class, the number of environments and the settings of the buffer.
@@ -94,7 +94,7 @@ _CLASSES = {
 _SETTINGS = ("handle_timeout_termination", "n_steps", "gamma", "n_sampled_goal")
 _FLOAT32_HOLDS = ("float16", "float32", "int8", "int16", "uint8", "uint16")
 
-Rows = Mapping[str, NDArray[Any]]  # arrays of steps by path of the leaf
+Rows = Mapping[str, NDArray[Any]]  # the values of all steps for each leaf, by the leaf's path
 
 
 def import_dataset(
@@ -184,8 +184,8 @@ def export_dataset(
         imported from, or 1.
     buffer_class : str, optional
         "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: the class of the buffer that
-        the store was imported from. In other stores, None means "DictReplayBuffer" for observations in a dict, and
-        "ReplayBuffer" for other observations.
+        the store was imported from. If the store was not imported from a buffer, None means "DictReplayBuffer" for
+        observations in a dict, and "ReplayBuffer" for other observations.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -394,8 +394,8 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
             after[at] = leaf[1:].reshape(after[at].shape)
     buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
     buffer.rewards[at] = episode.steps[REWARD]
-    # A cut episode at the end of a lane stays open, as in a buffer that was saved in the middle of an episode. But a
-    # `HerReplayBuffer` samples only whole episodes, and has no public way to mark an episode as open.
+    # If a lane's last episode was cut, it is written without an end, as in a buffer that was saved during an episode. A
+    # `HerReplayBuffer` samples only whole episodes, so each of its episodes gets an end.
     is_hindsight = type(buffer).__name__ == _HER
     is_done = not episode.cut or piece.stop < len(buffer.rewards) or is_hindsight
     buffer.dones[piece.stop - 1, piece.lane] = is_done
@@ -428,7 +428,7 @@ def _maker(
                 f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
                 "has the same number of steps for each; give n_envs=1"
             )
-        lanes = 1  # the imported buffer's number does not fit, since episodes were added or left out
+        lanes = 1  # the steps cannot be divided equally, since episodes were added or left out
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):

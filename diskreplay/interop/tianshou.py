@@ -219,8 +219,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # After unpickling, the rings of environments have copies of parts of the buffer's arrays. Replace the copies by
-        # views.
+        # In the unpickled rings of environments, replace copies of parts of the buffer's arrays by views.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():

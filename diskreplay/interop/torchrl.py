@@ -59,7 +59,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     An item must have ``"action"``, ``("next", "reward")``, ``("next", "done")``, and observations: keys that are both
     at the root and in ``"next"``. If an item's observation is not the next observation of the item before, as after a
-    reset, the episode is cut between the two, and batches show the item before the cut as truncated. Items of several
+    reset, the episode is cut between the two items. Batches show the item before the cut as truncated. Items of several
     environments may come in any order: ``("collector", "traj_ids")`` names their trajectories.
 
     Concurrency: one thread writes. Reading is safe from several threads, as TorchRL's ``prefetch`` does.
@@ -184,7 +184,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     @checkpointer.setter
     def checkpointer(self, value: StorageCheckpointerBase | None) -> None:
         TensorStorage.checkpointer.fset(self, ByReference() if value is None else value)
-        # When a buffer sets its storage's checkpointer, the buffer has its writer, whose cursor can now be set.
+        # A buffer gets its writer before it sets the checkpointer, so the writer's cursor can be set now.
         self._set_cursors()
 
     def __len__(self) -> int:
@@ -208,7 +208,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         Raises
         ------
         ReadOnlyError
-            Other positions were given: the steps of a store never change. Or the store was opened with mode "r".
+            `cursor` is not the positions after the newest step, or the store was opened with mode "r".
         SchemaError
             An item is not a step, or does not fit the schema; nothing was appended.
         SchemaError, StorageFull
@@ -289,8 +289,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             raise IndexError("the storage is empty")
         ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])
         found = self._sampler.gather(ids.reshape(-1)).to_tensordict()
-        found = found.exclude("index", "priority_weight")  # TorchRL's samplers add keys of these names.
-        # At the root, these flags say that the episode had ended before the step, which is never true.
+        found = found.exclude("index", "priority_weight")  # keys that TorchRL's samplers add
+        # The flags at the root tell whether the episode ended before the step: always false.
         found.update(dict(zip(FLAGS, torch.zeros(3, *found["next", "done"].shape, dtype=torch.bool), strict=True)))
         return found if ids.ndim == 1 else found.reshape(ids.shape)
 
@@ -413,7 +413,7 @@ def _observations(tree: Any, items: TensorDictBase, above: Key) -> Any:
 
 
 def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
-    """Return the values of a key with one number per item, ``(n,)``. TorchRL keeps such values as ``(n, 1)``."""
+    """Return the values of a key with one number per item as ``(n,)``; TorchRL has the shape ``(n, 1)``."""
     value = _value(items, key)
     if value.numel() != len(items):
         raise dr.SchemaError(f"{key} has the shape {tuple(value.shape)}, and needs one number an item")

@@ -1,8 +1,8 @@
 """Folders of memory-mapped tensors of TorchRL: the files of ``ReplayBuffer.dumps`` and of a ``LazyMemmapStorage``.
 
 A tensordict is a folder: ``meta.json`` has the shape and dtype of each tensor, and ``NAME.memmap`` has the bytes of the
-tensor NAME. A nested tensordict is a folder inside this folder. A row is a transition: the data after the action are
-below "next". The folders are read and written without TorchRL.
+tensor NAME. A nested tensordict is a folder inside the folder of the outer tensordict. A row is a transition: the data
+after the action are below "next". The folders are read and written without TorchRL.
 
 An import follows these rules:
 
@@ -86,9 +86,9 @@ def import_dataset(
     A key both at the root and below "next" is an observation; other keys at the root are extra fields. If the only
     observation has the key "observation", this observation becomes ``obs`` itself, not a dict. If rows have trajectory
     ids, in the key ``("collector", "traj_ids")``, rows are ordered by these ids. Without this key, each index along the
-    axes after the first is a lane, the stream of an environment. An episode ends after a step that is done, or whose
-    next observation is not the observation of the next row. If several environments wrote to one axis in turn, the
-    episodes of these environments are therefore cut at each turn.
+    axes after the first is a lane, the stream of an environment. An episode ends after a step that is done, or after a
+    step whose next observation is not the next row's observation. If several environments wrote to one axis in turn,
+    each change of the environment cuts an episode.
 
     Parameters
     ----------

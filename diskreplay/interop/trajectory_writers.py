@@ -16,7 +16,7 @@ MAX_TRAJECTORIES = 256
 class TrajectoryWriters:
     """One writer for each open trajectory. The writer of an ended trajectory is reused for a later trajectory.
 
-    New writers are added to ``kept``, a list that was passed to `closes`. The owner of the list closes the writers.
+    New writers are added to ``kept``, the list of objects that `closes` will close.
     """
 
     def __init__(self, kept: Kept, durability: float | str) -> None:
@@ -27,7 +27,10 @@ class TrajectoryWriters:
         self._open: dict[Hashable, dr.Writer] = {}  # the trajectory with the oldest last step is first
 
     def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
-        """Return the writer of a trajectory. At the first step of a trajectory, this is a free or new writer."""
+        """Return the writer of a trajectory.
+
+        A new trajectory gets the writer of an ended trajectory, or a new writer.
+        """
         writer = self._open.pop(trajectory, None)
         if writer is None and self._free:
             writer = self._free.pop()

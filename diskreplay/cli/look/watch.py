@@ -56,7 +56,7 @@ def watch(
     """
     limiters = [read_limiter(given) for given in limiter or ()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dr.DamagedSegmentWarning)  # `Look.problems` has the damage
+        warnings.simplefilter("ignore", dr.DamagedSegmentWarning)  # `Look.problems` reports the damage
         with console.bar("Measuring segments") as progress:
             activity = Activity(path, limiters, progress)
         with activity:

@@ -61,7 +61,7 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
         episode = store.episodes[at]
         read = len(episode) <= LONGEST and steps + len(episode) <= REWARDS
         steps += len(episode) * read
-        with suppress(SegmentGone), np.errstate(invalid="ignore"):  # rewards may be +inf and -inf
+        with suppress(SegmentGone), np.errstate(invalid="ignore"):  # the sum of +inf and -inf is invalid
             total_reward = episode.total_reward if read else np.nan
             found.append((at, len(episode), total_reward, began_at(store, at), episode.ended))
         progress(done + 1, min(matches, EPISODES))
@@ -126,7 +126,7 @@ class Steps:
 
 
 def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
-    """Sample ranges of successive steps, spread over all steps of these episodes; None: of all episodes."""
+    """Sample ranges of successive steps, spread over all steps of ``episodes``; None: of all episodes of the store."""
     table = store.snapshot.episodes
     if episodes is not None:
         table = table.select(np.sort(episodes.at))

@@ -97,9 +97,9 @@ class DrawRounds:
     """Draws batches of a `Target` from shards. Not thread-safe: the sampler holds its lock during each call.
 
     A shard that does not answer within `deadline_s` is left out until it answers again. The other shards draw the
-    missing part of a batch. This part is divided in proportion to the masses by which the batch was divided. So each
-    item has the same probability as if the whole batch had been divided among the shards that answer. If no shard
-    answers, a draw waits up to `patience_s` for an answer.
+    missing part of a batch, in proportion to the masses by which the whole batch was divided. The probability of an
+    item is the same as if the whole batch had been divided among the shards that answer. If no shard answers, a draw
+    waits up to `patience_s` for an answer.
     """
 
     def __init__(
@@ -214,9 +214,9 @@ class DrawRounds:
         raise dr.ReplayError(f"shards were lost faster than a batch could be drawn, {_ATTEMPTS} times")
 
     def _completed(self, found: Round, at: int) -> Drawn | None:
-        """Return batch number `at` of a round, in which other shards have drawn the parts of lost shards.
+        """Return batch number `at` of a round, with parts of other shards in place of the parts of lost shards.
 
-        The result is None if the other shards could not draw these parts, so that the whole batch must be drawn again.
+        If the other shards cannot draw the parts of lost shards, return None: the whole batch must be drawn again.
         """
         given = self._given(found, at)
         gave = {one.shard for one in given}
@@ -263,7 +263,7 @@ class DrawRounds:
         return whole.cut(start, start + int(found.counts[at, shard]))
 
     def _read(self, shard: int, part: Part | None) -> Part | None:
-        """Return a part with its fields. They are read here if the shard sent only ids; None if an id was evicted."""
+        """Return a part with its fields, which are read here if the shard sent only ids; None if an id was evicted."""
         local = self.links[shard].local
         if part is None or part.leaves is not None or local is None:
             return part

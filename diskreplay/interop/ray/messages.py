@@ -19,8 +19,8 @@ class Form(NamedTuple):
     """The structure of a batch's fields. `numbered` is the nested dict of fields, with a number instead of each array.
 
     In some pairs of arrays, such as obs and next_obs, the windows of the later array begin one step after the windows
-    of the earlier array. `later` maps the later array's number to the earlier array's number. Such a pair is sent as
-    one array, whose windows are one step longer. The sent array has the number of the earlier array.
+    of the earlier array. Only the earlier array is sent, with windows that are one step longer. `later` maps the number
+    of a later array to the number of the earlier array in its pair.
     """
 
     numbered: dict[str, Any]
@@ -151,7 +151,7 @@ class Request(NamedTuple):
 class Part(NamedTuple):
     """A shard's part of a batch. `within` is each id's probability in the shard, or None if all ids are equally likely.
 
-    At the draw, `population` was the shard's number of drawable ids. `mass` was the same number or, if ids are drawn by
+    At the draw, `population` was the shard's number of drawable ids. `mass` was `population` or, if ids are drawn by
     priorities, the sum of their priorities. `leaves` has the arrays of all fields except index and weight, and `form`
     is the structure of these fields. `leaves` and `form` are None if only ids were requested.
     """

@@ -1,6 +1,6 @@
 """One shard: a store on the disk of its node, and the samplers over it that all trainers share.
 
-The priorities of these samplers are saved in the store, in the background.
+The priorities of the samplers are saved in the store, in the background.
 """
 
 import logging
@@ -37,7 +37,7 @@ class PrioritySaver:
         """Begin to save the priorities of a sampler in the store, under the name ``saved``.
 
         Priorities that are already saved under this name are loaded if they are from the same run of training, and
-        deleted otherwise. The store's note ``{saved}.run`` has the run that saved the priorities.
+        deleted otherwise. The store's note ``{saved}.run`` names the run of training that saved the priorities.
         """
         self._raise()
         if saved in self._followed:
@@ -159,7 +159,7 @@ class Shard:
         shared = self._of(name)
         version = shared.set_target(target)
         self._follow(self._opened(), name, shared)
-        self._saver.save()  # so that a restarted shard loads priorities for the ids of the new view
+        self._saver.save()  # if the shard restarts, it loads priorities for the ids of the new view
         return version
 
     def with_sampler(self, name: str, function: Callable[[dr.Sampler], _Found]) -> _Found:

@@ -212,7 +212,7 @@ class ShardLink:
             self.joined = self.joined._replace(version=version)
 
     def with_sampler(self, function: Callable[[dr.Sampler], _Found]) -> _Found:
-        """Return ``function(sampler)``, called in the shard. Raises ReplayError if the shard does not answer."""
+        """Return the result of ``function(sampler)`` in the shard. Raises ReplayError if the shard does not answer."""
         found: _Found = self._waited(self._actor.with_sampler.remote(self._name, function))
         return found
 

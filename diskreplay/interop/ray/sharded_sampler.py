@@ -90,8 +90,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     A trainer divides batches in proportion to the masses in the shards' last answers, and requests a mass again when
     the answer is older than 0.1 s. Each shard reports the probability p of an item among its own ids at the draw. The
     probability of the item among all ids is p · m / M, where m is the mass of the shard, and M the sum of all masses,
-    when the batch was divided. Weights are computed from this probability, so the weights are exact. With `Uniform`,
-    all weights are 1, and new ids of a shard raise its part of the batches only after the shard's next answer.
+    when the batch was divided. Importance weights are computed from p · m / M, which is exact even if the masses are
+    old. With `Uniform`, all weights are 1, and new ids of a shard raise its part of the batches only after the shard's
+    next answer.
 
     New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or alone
     after `update_age_s`. A call of `sample` that waits for a shard delays updates by up to `deadline_s` more.
@@ -365,7 +366,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trainer and of each shard, for `torch.save`; see `Sampler.state_dict`.
 
-        Batches that were drawn ahead are not in the state. Such batches are drawn again after the state is loaded.
+        Batches that were drawn ahead are not in the state, and are drawn again after the state is loaded.
         """
         with self._lock:
             self._check_open()

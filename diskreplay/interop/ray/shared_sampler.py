@@ -20,8 +20,7 @@ class SharedSampler:
 
     A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`, which draws ids by
     priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
-    has a distribution by priorities. From then on, `prioritized` keeps the priorities, even if a later target draws
-    uniformly.
+    has a distribution by priorities, and keeps the priorities even if a later target draws uniformly.
 
     `run` is a random text from the first trainer of a run. A later run has another text, by which a shard knows that
     saved priorities are from an earlier run. `version` counts changes of view and distribution, and `updates` counts
@@ -54,7 +53,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Return the first field that differs from ``target``, with this sampler's value; None if none differs."""
+        """Return the name and own value of the first field that differs from ``target``; None if no field differs."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):
@@ -76,8 +75,7 @@ class SharedSampler:
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
-        # Batches that were drawn after the save have been delivered. To not draw these batches again, a random number
-        # of draws is skipped.
+        # A random number of draws is skipped, so that the batches that were drawn after the save are not drawn again.
         if self.prioritized.sampleable:
             for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
                 self.prioritized.sample(1)
@@ -94,7 +92,7 @@ class SharedSampler:
     def mass(self) -> tuple[float, int]:
         """Return the shard's mass and the number of drawable ids.
 
-        The mass is the same number or, if ids are drawn by priorities, the sum of their priorities.
+        The mass is the number of drawable ids or, if ids are drawn by priorities, the sum of their priorities.
         """
         count = self.sampler.sampleable
         return (self.sampler.stats()["priority_sum"] if self._weighted and count else float(count)), count
