@@ -342,6 +342,6 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning that names the line of the user's code, outside of this package, that made the call."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and (name := frame.f_globals.get("__name__", "")).startswith(_INSIDE):
-        level += not name.startswith("importlib._bootstrap")  # `warnings` does not count these frames
+        level += not name.startswith("importlib._bootstrap")  # `warnings` does not count frames of imports
         frame = frame.f_back
     warnings.warn(message, category, stacklevel=level)

@@ -70,7 +70,7 @@ class EpisodeTable:
 
     @classmethod
     def of(cls, *columns: Any) -> "EpisodeTable":
-        """Return the table with these columns, in the order from FIRST_ID to TIME. Missing columns are 0."""
+        """Return a table of ``columns``, which are in the order from FIRST_ID to TIME. Missing columns are 0."""
         lines = np.zeros((len(columns[FIRST_ID]), EPISODE_COLUMNS), np.int64)
         for number, column in enumerate(columns):
             lines[:, number] = column

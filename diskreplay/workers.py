@@ -1,8 +1,8 @@
 """Threads that make calls for other threads, and stay consistent even if a caller is interrupted at any point.
 
-A signal handler may raise between any two lines of the main thread. In an executor of `concurrent.futures`, such an
-interrupt can leave two threads with the same job, or a lock that is held forever. In this module, a caller does only
-what cannot be interrupted, or what may be repeated after an interrupt:
+A signal handler may raise between any two lines of the main thread. In an executor of `concurrent.futures`, an
+interrupt by a signal handler can leave two threads with the same job, or a lock that is held forever. In this module, a
+caller does only what cannot be interrupted, or what may be repeated after an interrupt:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
 - The threads are created with their `Workers` object. A helper thread starts these threads, because

@@ -200,7 +200,7 @@ def _watched(
         shown.enter_context(console.bar(before))
 
         def begin(planned: Any) -> None:
-            shown.close()  # a bar would overwrite the tables
+            shown.close()  # `announce` prints tables, which a bar would overwrite
             announce(planned)
             if not dry_run:
                 progress.report = shown.enter_context(console.transfer(title))

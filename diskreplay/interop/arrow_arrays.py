@@ -73,7 +73,8 @@ def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.
         numbers = pa.chunked_array([chunk.flatten() for chunk in numbers.chunks], numbers.type.value_type)
     if numbers.null_count:
         complete = numbers.is_valid().to_numpy()
-        if len(complete) % len(rows) == 0:  # otherwise some inner lists are null: `from_arrow` raises
+        # If some inner lists are null, the rows are left as they are, and `from_arrow` raises.
+        if len(complete) % len(rows) == 0:
             kept = complete.reshape(len(rows), -1).any(axis=1)
             rows, is_present[is_present] = rows.filter(pa.array(kept)), kept
     return rows, is_present

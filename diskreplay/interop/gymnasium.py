@@ -47,7 +47,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     store : Store
         The store; opened with mode "a". The store stays open when the environment is closed.
     info_fields : iterable of str
-        Names of fields to copy from info: extra fields at each step, episode fields at the last step of an episode.
+        Names of fields whose values are copied from info. Extra fields are copied at each step, and episode fields at
+        the last step of an episode.
     durability : str or float
         As in ``Store.writer``.
 
@@ -254,7 +255,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     store : Store
         The store; opened with mode "a". The store stays open when the environments are closed.
     info_fields : iterable of str
-        Names of fields to copy from info: extra fields at each step, episode fields at the last step of an episode.
+        Names of fields whose values are copied from info. Extra fields are copied at each step, and episode fields at
+        the last step of an episode.
     durability : str or float
         As in ``Store.writer``.
 

@@ -7,7 +7,7 @@ other arrays if there is a final observation. The scalars ``terminated`` and ``t
 was cut. The array ``priority`` exists if steps were appended with priorities. The array ``notes`` exists if the episode
 has notes, and has the bytes of their JSON text in UTF-8.
 
-An export marks hidden steps in the array ``hidden``. An import does not read this array.
+An export marks hidden steps in the array ``hidden``, which an import does not read.
 
 NumPy files of other programs are imported, too: one file with the rows of all episodes, or a folder with a file for
 each episode. In files of other programs, ``obs`` or ``observations``, ``actions``, ``rewards``, ``next_obs`` and

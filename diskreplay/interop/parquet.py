@@ -14,7 +14,7 @@ was cut. A missing value is null or, if the field has a shape, a nested list wit
 ``dataset.json`` has the schema, as `docs/format.md` describes it. The files in ``steps/`` also have the schema in
 their metadata.
 
-An export marks hidden steps in the column ``hidden`` of ``steps``. An import does not read this column.
+An export marks hidden steps in the column ``hidden`` of ``steps``, which an import does not read.
 """
 
 import json

@@ -287,7 +287,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
                     "without a state, with the newest steps"
                 )
             episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
-        self.episodes = episodes  # set before this call, in which RLlib gives a missing attribute a default value
+        self.episodes = episodes  # must come first: RLlib's `set_state` gives a missing attribute a default value
         super().set_state(state)
 
 

@@ -219,7 +219,7 @@ class DiskReplayBuffer(ReplayBuffer):
         """
         space, action = self.observation_space, self.action_space
         obs = {key: _field(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else _field(space)
-        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # `ReplayBuffer` does the same
+        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # as in `ReplayBuffer`
         schema = dr.Schema(obs, dr.Field(action.shape, dtype))
         self._store = store = dr.create(path, schema, capacity=None if found else self._capacity, exist_ok=found)
         self._uuid = store.uuid

@@ -226,7 +226,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
             super().set_array_at_key(values, key)
 
     def save_hdf5(self, path: str, compression: str | None = None) -> None:
-        """Save the same state as in a pickle, which lacks the steps, to an HDF5 file."""
+        """Save the same state as a pickle has, without the steps, to an HDF5 file."""
         plain: Any = SimpleNamespace(**self.__getstate__())
         ReplayBufferManager.save_hdf5(plain, path, compression)
 
@@ -247,8 +247,9 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     Parameters
     ----------
     store : Store or path
-        A store that is open with mode "a", or a path. If the path has no store, the first step makes a store, with a
-        capacity of twice `total_size`, since the ring of an environment that steps less often has older steps.
+        A store that is open with mode "a", or a path. If the path has no store, the first step makes a store with a
+        capacity of twice `total_size`. The store evicts the oldest steps first, and an environment that steps less
+        often has older steps in its ring.
     total_size : int
         Number of steps in the buffer, over all environments.
     buffer_num : int

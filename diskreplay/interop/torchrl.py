@@ -60,7 +60,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     An item must have ``"action"``, ``("next", "reward")``, ``("next", "done")``, and observations: keys that are both
     at the root and in ``"next"``. If an item's observation is not the next observation of the item before, as after a
     reset, the episode is cut between the two items. Batches show the item before the cut as truncated. Items of several
-    environments may come in any order: ``("collector", "traj_ids")`` names their trajectories.
+    environments may come in any order: the key ``("collector", "traj_ids")`` has the trajectory of each item.
 
     Concurrency: one thread writes. Reading is safe from several threads, as TorchRL's ``prefetch`` does.
 
@@ -68,8 +68,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     ----------
     store : Store or path
         A store that is open with mode "a", or a path. If the path has no store, the first item makes a store, whose
-        schema has all keys of this item. An existing store keeps only the keys in its schema. An extra field of the
-        schema is a key at the root of an item, and may be nested.
+        schema has all keys of this item. An existing store keeps only the keys of items that are in its schema. An
+        extra field of the schema is a key at the root of an item, and may be nested.
     capacity : int or None
         Capacity of a new store; None: unbounded.
     durability : float or str
@@ -161,7 +161,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         wanted = min(self._size + len(ids), limit)
         if wanted > len(self._ids):
             self._ids = np.resize(self._ids, min(max(wanted, 2 * len(self._ids), 1024), limit))
-        self._ids[positions] = ids  # if ids are more than positions, the newest ids remain
+        self._ids[positions] = ids  # if there are more ids than positions, the newest ids remain
         self._size, self._next = wanted, int(self._next + len(ids)) % limit
         return positions
 
@@ -234,7 +234,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         finally:
             placed = self._place(np.array(ids, np.int64))
             self._tell_samplers(int(placed[-1]) if len(placed) else None)
-            if self._untold is not None or not whole:  # else the buffer itself moves the cursor
+            # If the cursors were set and all items are appended, the buffer itself moves its cursor.
+            if self._untold is not None or not whole:
                 self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
         if self._untold is not None:
             self._set_cursors()

@@ -204,7 +204,6 @@ class _Transitions:
         if not shape:
             raise FormatError(f"{folder} has a tensordict without rows")
         rows, lanes = shape[0], math.prod(shape[1:])
-        # The order and the flags of all rows are held in memory together.
         check_memory(32 * rows * lanes, f"{folder}: the order and flags of {rows} rows of {lanes} lanes")
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
@@ -255,7 +254,7 @@ class _Transitions:
         return chosen
 
     def _split(self, lanes: int) -> None:
-        """Set ``pieces`` and ``cut``. Rows with trajectory ids become one lane, ordered by these ids."""
+        """Divide the rows into episodes. Rows with trajectory ids become one lane, ordered by these ids."""
         trajectories = self._leaves.get(_TRAJECTORY)
         if trajectories is not None and trajectories.ndim == 2:
             flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)

@@ -94,7 +94,7 @@ def began_at(store: dr.Store, at: int) -> float:
 
 @dataclass(frozen=True)
 class Steps:
-    """The ids of sampled steps; ``total`` is the number of steps from which these were sampled."""
+    """The ids of sampled steps. ``total`` is the number of all steps, sampled or not."""
 
     snapshot: Snapshot
     ids: Ints

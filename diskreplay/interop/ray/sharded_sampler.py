@@ -65,7 +65,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         delivered, so a batch is drawn `prefetch` to 2 · prefetch - 1 batches before its delivery. 0: each batch is
         drawn when it is requested.
     seed : int or None
-        The draws of a single trainer depend only on the seed, the calls and the answers of the shards.
+        The seed of all draws. The draws of a single trainer depend only on the seed, the calls and the answers of the
+        shards.
     fields, where
         As for `Sampler`. The field "age" counts the newer steps of the item's shard. `where` runs in the shards.
     name : str
