@@ -72,7 +72,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The module that defines each public name. Type checkers read the imports above, and a test compares both lists.
+# The module that defines each public name. A test compares these names with the imports above, which type checkers
+# read.
 _MODULES = {
     "Batch": "diskreplay.sampling.batch",
     "BufferFull": "diskreplay.errors",

@@ -198,8 +198,8 @@ def is_folder(path: os.PathLike[str] | str) -> bool:
 def is_deleted(fd: int) -> bool:
     """Return whether the file or folder of an open descriptor was deleted.
 
-    Some file systems keep no link count for folders. So the path in /proc is checked, too: to the path of a deleted
-    folder, the kernel appends the word "(deleted)".
+    Some file systems keep no link count for folders. In /proc, the kernel also appends the word "(deleted)" to the path
+    of a deleted folder.
     """
     try:
         status = os.fstat(fd)

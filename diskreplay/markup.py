@@ -1,6 +1,6 @@
 """Functions that make HTML. All text is escaped, and the type `Html` is only for escaped text.
 
-Only these functions return `Html`, so a type checker refuses text that was not escaped.
+Only functions of this module return `Html`, so a type checker refuses text that was not escaped.
 """
 
 from base64 import b64encode

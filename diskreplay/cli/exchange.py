@@ -113,7 +113,7 @@ def import_store(
     """Import a data set into a new store.
 
     Repeat the command to continue an interrupted import at the first missing episode. The store keeps every value and
-    how each episode ended. Its notes keep the metadata of the data set.
+    how each episode ended. The store's notes keep the metadata of the data set.
     """
     scheme, place = _parsed(source)
     import_dataset = import_module(f"diskreplay.interop.{scheme}").import_dataset

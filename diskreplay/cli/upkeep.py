@@ -105,7 +105,7 @@ def evict(
 ) -> None:
     """Evict the episodes that meet an expression, for good.
 
-    Evicted episodes disappear at once in every process. Their bytes are deleted when all episodes of their segment are
+    Evicted episodes disappear at once in every process. The bytes of a segment are deleted when all its episodes are
     evicted or hidden. Episodes in segments that are still written stay. The command asks on the terminal before it
     evicts, unless --yes is given. Exit code 1 if the answer is not yes.
     """

@@ -101,7 +101,7 @@ def compile_where(
 
 
 def matching(episodes: Iterable[Episode], where: Predicate) -> list[bool]:
-    """Return whether each episode meets a condition; False if its segment was evicted meanwhile."""
+    """Return whether each episode meets a condition; False if the episode's segment was evicted."""
     found = []
     for episode in episodes:
         try:

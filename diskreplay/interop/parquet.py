@@ -228,7 +228,7 @@ def _column(leaf: Field, rows: NDArray[Any]) -> "Array":
 
 
 class _Wanted(NamedTuple):
-    """The schema of a data set, and the paths of the leaves that the options keep. Only these leaves are read."""
+    """The schema of a data set, and the paths of the leaves to read: the leaves that the options keep."""
 
     schema: Schema
     paths: Collection[str]

@@ -68,7 +68,7 @@ class StepReader:
         return any(known == ids.tobytes() for known, _ in self._windows)
 
     def read(self, path: Path, ids: "Ids[int]") -> Array:
-        """Return the values of the field at ``path`` in these steps, ``(len(ids), *shape)``."""
+        """Return the values of the field at ``path`` in the steps ``ids``, ``(len(ids), *shape)``."""
         key = ids.tobytes()
         for known, window in self._windows:
             if known == key:

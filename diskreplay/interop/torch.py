@@ -106,9 +106,9 @@ class StoreDataset(IterableDataset[dr.Batch]):
 class MapDataset(Dataset[Any]):
     """The items of a snapshot of a store, by number: for offline training with any loader.
 
-    ``dataset[i]`` is one item, a dict of tensors without a leading axis. So a loader batches and shuffles as usual:
+    ``dataset[i]`` is one item, a dict of tensors without a leading axis, so a loader batches and shuffles as usual:
     ``DataLoader(dataset, batch_size=256, shuffle=True)``. ``dataset[numbers]``, with a slice, a list or an array, is a
-    `Batch`. The items of a `Batch` are gathered together, which is many times faster:
+    `Batch`. Items of a `Batch` are gathered together, many times faster than one by one:
     ``DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
 
     Steps that are added later are not in the data set. Reading an item that the store has evicted raises InvalidIndex.
@@ -160,7 +160,7 @@ class MapDataset(Dataset[Any]):
         return self._gather(self.ids[number if isinstance(number, slice) else np.asarray(number)])
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return the items with these numbers, for a loader to collate. Gathering all items together is faster."""
+        """Return the items with these numbers, gathered together, for a loader to collate."""
         return _items(self._gather(self.ids[numbers]))
 
     def _gather(self, ids: NDArray[np.int64]) -> dr.Batch:

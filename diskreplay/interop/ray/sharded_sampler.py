@@ -297,7 +297,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         -------
         int
             Number of ids that were skipped in earlier updates, as reported by shards since the last call. An id is
-            skipped if it was evicted meanwhile, if the view does not have it, or if its shard is missing.
+            skipped if it was evicted after the draw, if the view does not have it, or if its shard is missing.
         """
         ids, errors = fetched(index, td_error)
         ids, errors = self._index(ids), _errors(errors)
