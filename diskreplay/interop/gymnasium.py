@@ -175,7 +175,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Cut an open episode, close the writer, and close the environment."""
         try:
             if self._writer is not None:
-                with self._writer, suppress(WriterClosed):  # raised if the store was closed before
+                with self._writer, suppress(WriterClosed):  # raised if the store is already closed
                     self._cut(self._writer)
         finally:
             super().close()
@@ -194,7 +194,8 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = result
         ended = bool(terminated or truncated)
         values, next_obs = self._values, self._values.own("obs", obs)
-        values.running[:] = True  # false after an autoreset or `discard_episode`: this step begins an episode
+        # After an autoreset or `discard_episode`, `running` was false, and this step begins an episode.
+        values.running[:] = True
         if not self._idle:
             assert self._obs is not None
             infos, episode = values.from_info(info, ended)
@@ -396,7 +397,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         """Cut the open episodes, close the writer, and close the environments."""
         try:
             if self._writer is not None:
-                with self._writer, suppress(WriterClosed):  # raised if the store was closed before
+                with self._writer, suppress(WriterClosed):  # raised if the store is already closed
                     self._cut(self._writer, np.ones(self.num_envs, bool))
         finally:
             super().close(**kwargs)

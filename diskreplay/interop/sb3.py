@@ -509,8 +509,8 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
     Parameters
     ----------
     relabel : Hindsight or None
-        Replaces goals of sampled steps. If given, a sampler of the store draws steps of ended episodes, with a seed
-        from numpy's global generator, and batches have the same distribution as in `HerReplayBuffer`.
+        Replaces goals of sampled steps. With a `Hindsight`, a sampler of the store draws steps of ended episodes, with
+        a seed from numpy's global generator, and batches have the same distribution as in `HerReplayBuffer`.
         `DiskHerReplayBuffer` makes a `Hindsight` with the environment's own rewards.
     **kwargs
         Other arguments of `DiskReplayBuffer`, except `n_steps`: as in Stable-Baselines3, returns are over one step.

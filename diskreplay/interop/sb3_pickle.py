@@ -83,7 +83,7 @@ _CLASSES = {
     *_SPACES,
     "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
     "torch.device",
-    # The pickle of a buffer of diskreplay has a path, and the pickles of spaces have random number generators.
+    # A buffer of diskreplay is pickled with a path, and a space with a random number generator, by these classes:
     *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
     *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),

@@ -62,7 +62,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     reset, the episode is cut between the two items. Batches show the item before the cut as truncated. Items of several
     environments may come in any order: the key ``("collector", "traj_ids")`` has the trajectory of each item.
 
-    Concurrency: one thread writes. Reading is safe from several threads, as TorchRL's ``prefetch`` does.
+    Concurrency: one thread writes. Several threads may read, as TorchRL's ``prefetch`` does.
 
     Parameters
     ----------

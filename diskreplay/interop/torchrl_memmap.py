@@ -85,10 +85,10 @@ def import_dataset(
 
     A key both at the root and below "next" is an observation; other keys at the root are extra fields. If the only
     observation has the key "observation", this observation becomes ``obs`` itself, not a dict. If rows have trajectory
-    ids, in the key ``("collector", "traj_ids")``, rows are ordered by these ids. Without this key, each index along the
-    axes after the first is a lane, the stream of an environment. An episode ends after a step that is done, or after a
-    step whose next observation is not the next row's observation. If several environments wrote to one axis in turn,
-    each change of the environment cuts an episode.
+    ids, in the key ``("collector", "traj_ids")``, rows are ordered by these ids. Without trajectory ids, each index
+    along the axes after the first is a lane, the stream of an environment. An episode ends after a step that is done,
+    or after a step whose next observation is not the next row's observation. If several environments wrote to one axis
+    in turn, each change of the environment cuts an episode.
 
     Parameters
     ----------

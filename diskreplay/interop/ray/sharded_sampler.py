@@ -410,12 +410,12 @@ class ShardedSampler(IterableDataset[dr.Batch]):
                 link.with_sampler(load)
             for round_ahead in self._queue:
                 self._rounds.drop(round_ahead)
-            self._rounds.refresh()  # the masses of the loaded priorities, for the next batch
+            self._rounds.refresh()  # gets the masses of the loaded priorities, for the next batch
             self._rounds.rng, self._batches, self._queue = np.random.Generator(rng), batches, deque()
         except BaseException:
             self._rounds.rng, self._batches, self._queue = before
             for link, state in begun:
-                with suppress(dr.ReplayError):  # if this shard is lost, restore the others
+                with suppress(dr.ReplayError):  # restore other shards even if this shard is lost
                     link.with_sampler(partial(_load_state, state=state))
             self._rounds.refresh()
             raise

@@ -34,7 +34,7 @@ class RayCalls:
 
 
 NAMESPACE = "diskreplay"
-_SLICE = 0.001  # an actor takes this part of the Ray resource that each node has: small, so that many actors fit
+_SLICE = 0.001  # the part of a node's Ray resource that an actor takes: small, so that many actors fit
 
 
 class ShardActor(Shard):
