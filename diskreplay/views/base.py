@@ -118,7 +118,7 @@ On a server with 16 processors, one thread copies 8 GB/s, two threads 13 GB/s, f
 class CopyThreads:
     """`count` threads that copy parts of a batch, in addition to the calling thread.
 
-    The first call of `copy` starts them.
+    The first call of `copy` starts the threads.
 
     Callers use the threads only for batches of `least` or more bytes. Between calls of `copy`, the list `jobs` is
     empty, unless an interrupt ended the last call early. Only one thread may call the methods.
@@ -138,9 +138,9 @@ class CopyThreads:
 
         When the first part is done, this thread also processes the parts that no other thread has begun.
         `work(first, stop)` returns the first item of its part that could not be processed, or -1. This method waits for
-        all parts, and returns the first such item of all parts, or -1. If an interrupt ends this method early, a thread
-        may still be working: call `settle` before changing any memory that `work` uses. `work` must hold references to
-        that memory.
+        all parts, and returns the first unprocessed item of all parts, or -1. If an interrupt ends this method early, a
+        thread may still be working: call `settle` before changing any memory that `work` uses. `work` must hold
+        references to that memory.
         """
         self.settle()
         bounds = [part * size // count for part in range(count + 1)]
@@ -195,7 +195,7 @@ class Reader:
     fields of a batch differ from the gathered leaves, and `leaves_for` if the shapes of leaves depend on the ids.
     """
 
-    leaves: Sequence[Leaf]  # the arrays to gather; for items of one step, if shapes depend on the ids
+    leaves: Sequence[Leaf]  # the arrays to gather; if shapes depend on the ids, the arrays for items of one step
     paths: Sequence[Path]  # the paths of a batch's fields, in the order of the batch
     shows_leaves = True  # whether the leaves are the fields; if not, `present` makes fields from the leaves
     depends_on_ids = False  # whether `leaves_for` must be called for each batch
@@ -237,7 +237,7 @@ class Reader:
         return tensors
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Map into memory the rows of these ids that have at least `WIDE_ROW` bytes, and return their memory pages."""
+        """Map these ids' rows of at least `WIDE_ROW` bytes into memory, and return the memory pages of these rows."""
         raise NotImplementedError(f"{type(self).__name__} must define pages")
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -308,9 +308,9 @@ def select(
 ) -> list[Leaf]:
     """Return the leaves that `fields` names: "obs" means all leaves below "obs", and "obs/image" means only that leaf.
 
-    `fields` None means all of `leaves`. The name "..." in `fields` also means all of `leaves`, so that leaves of
-    `on_request` can be named in addition. The leaves listed in `always` are added. `EPISODE_KNOWN` is added if
-    `fields` lists an episode field. Raises ValueError for an unknown name.
+    `fields` None means all of `leaves`. The name "..." in `fields` also means all of `leaves`; other names can then add
+    leaves of `on_request`. The leaves listed in `always` are added. `EPISODE_KNOWN` is added if `fields` lists an
+    episode field. Raises ValueError for an unknown name.
     """
     if fields is None:
         return leaves
@@ -330,7 +330,7 @@ def select(
 
 
 def tuple_fields(names: Iterable[str], schema: Schema) -> dict[str, Tree]:
-    """Return, by name, the schema's trees of the batch fields in `names`; trees without a tuple are left out."""
+    """Return {name: tree of the schema} for the batch fields in `names` whose tree contains a tuple."""
     parts = {"obs": schema.obs, "action": schema.action, "episode": schema.episode, **schema.extra}
     trees = {name: parts.get(name.removeprefix("next_")) for name in names}
     return {name: tree for name, tree in trees.items() if _has_tuple(tree)}

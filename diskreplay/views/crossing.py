@@ -68,10 +68,10 @@ class CrossingStarts:
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
         """Return the episodes that have become done since the last call, and the episodes that may get more windows.
 
-        In both tables an episode has only the steps at which windows start. The first result is None instead of an
-        empty table, unless `is_fresh` is True. `ended` are the episodes that ended since the last call; None: no
-        episode ended. With `is_fresh`, `ended` has all ended episodes, and earlier calls are forgotten. `admitted` are
-        the admitted episodes among `ended`, and `still_open` the admitted open episodes.
+        In both tables, the steps of an episode are only those at which windows start. The first table is None instead
+        of empty, unless `is_fresh` is True. `ended` are the episodes that ended since the last call; None: no episode
+        ended. With `is_fresh`, `ended` has all ended episodes, and earlier calls are forgotten. `admitted` are the
+        admitted episodes among `ended`, and `still_open` the admitted open episodes.
         """
         if is_fresh:
             self._clear()
@@ -86,7 +86,7 @@ class CrossingStarts:
         self._waiting, self._counts = lanes.episodes.select(waits), lanes.counts[waits]
         starting = np.where(lanes.counts, np.minimum(lanes.steps + behind - self._behind, lanes.steps), 0)
         first, stride, _, _, _, time = lanes.episodes.lines.T
-        # All these episodes get the flag TERMINATED: an item can then start at each of the `starting` steps.
+        # With the flag TERMINATED, an item can start at each of the `starting` steps of an episode.
         found = EpisodeTable.of(first, stride, starting, starting, TERMINATED, time)
         whole, rest = found.select(leaves & (starting > 0)), found.select(~leaves & (starting > 0))
         by_lane = np.argsort(lane_keys(rest.first, snapshot.origin, snapshot.lanes))
@@ -120,10 +120,10 @@ class _Lanes:
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return how many steps of later episodes each episode's windows can hold, and the last episode in their reach.
+        """Return, for each episode, how many steps of later episodes its windows reach, and the last episode in reach.
 
         `runs_on` is True for an episode if windows continue in the next episode. The last episode in reach is given as
-        an index. It is the nearest episode, from the given episode on, whose `runs_on` is False.
+        an index: the first episode, from the given one on, whose `runs_on` is False.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
@@ -229,7 +229,7 @@ class LaneWalk:
         return row, seen, inside, is_step
 
     def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
-        """Return a one-row window for each step in `places`, with the `floor` that frame stacks need."""
+        """Return a one-row window for each step in `places`; `floor` is the oldest row that a frame stack may show."""
         windows = Windows(places.shape[1])
         windows.slot[:], windows.lane[:], windows.row[:] = places
         windows.floor[:], windows.after[:] = windows.row, windows.row + 1

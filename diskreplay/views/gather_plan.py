@@ -29,7 +29,7 @@ from diskreplay.views.windows import (
 )
 
 LONGEST = 1 << 40
-"""A number of steps that is greater than that of any window."""
+"""A number that is greater than the number of steps of any window."""
 
 _NO_IDS = np.zeros(0, np.int64)
 
@@ -38,8 +38,8 @@ class EarlierParts:
     """Completes frame stacks at the start of an episode that continues an episode cut for its length.
 
     Both episodes are parts of one stream of frames, and the earlier part may be in an earlier segment. The kernel reads
-    only one segment for each window: in place of frames of an earlier segment, the kernel repeats the first frame of
-    the newest part. `copies` are the `Copy` objects that read observations before a window. Not thread-safe.
+    only one segment for each window: in place of frames of an earlier segment, the kernel repeats the lane's first
+    frame in this segment. `copies` are the `Copy` objects that read observations before a window. Not thread-safe.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
@@ -71,8 +71,8 @@ class EarlierParts:
     def _rows_before(self, snapshot: Snapshot, slot: int, lane: int, count: int) -> Ints:
         """Return slots, lanes and rows, (3, n), of up to `count` steps before the first row of a lane, newest first.
 
-        The steps are from earlier parts of the episode that begins in this first row; n is 0 if the episode has no
-        earlier parts.
+        The steps are from earlier parts of the episode that begins in the lane's first row; n is 0 if the episode has
+        no earlier parts.
         """
         found = [np.zeros((3, 0), np.int64)]
         done = snapshot.leaf("done")
@@ -101,8 +101,8 @@ class EarlierParts:
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
         """Return the lane's place (see `LaneMap`) in its writer's previous segment that has rows of the lane, or -1.
 
-        The result is -1 if there is no such segment. It is also -1 if a segment between that segment and this one is
-        gone, because the gone segment may have been the writer's.
+        The result is -1 if there is no such segment. It is also -1 if a newer segment before `slot` is gone, because
+        the gone segment may be the previous segment.
         """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
@@ -127,9 +127,9 @@ class GatherPlan:
 
     `view` is named in error messages. `bounds` has the arguments with which `gather` finds windows; None for a plan
     that only copies rows of given windows. `summands` are path, dtype and weight of the scalar fields whose weighted
-    sum is the reward. Rewards are summed over each window. Each step multiplies all later rewards by `gamma` and, if
-    the scalar field `discount` is given, by its value at the step. `computed` maps names in `gathering.COMPUTED` to
-    positions in `Block.arrays`. A name with the position -1, or without a position, is not a field of the batch.
+    sum is the reward. Rewards are summed over each window. Each step multiplies all later rewards by `gamma` and by the
+    step's value of the scalar field `discount`, if given. `computed` maps names in `gathering.COMPUTED` to positions in
+    `Block.arrays`. A name with the position -1, or without a position, is not a field of the batch.
     """
 
     def __init__(
@@ -169,7 +169,8 @@ class GatherPlan:
         self._lengths: Sequence[int] | None = None
         self._sources = np.zeros(0, np.int64)
         self._seen: list[TableLine] = []
-        self._held: Callable[[], MappingGuard | None] = no_reference  # weak reference to the guard of `_seen`
+        # A weak reference to the guard that keeps the chunks of `_seen` mapped.
+        self._held: Callable[[], MappingGuard | None] = no_reference
 
     def gather(self, snapshot: Snapshot, ids: Ints, block: Block, threads: CopyThreads | None = None) -> None:
         """Find the windows of these ids, and write the windows' rows and sums of rewards to the arrays of a block.
@@ -178,12 +179,12 @@ class GatherPlan:
         """
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
-        # The addresses in `_record` stay valid while the tables have the same guard.
+        # If the chunk tables have another guard than at the last call, the addresses in `_record` are no longer valid.
         held: MappingGuard | None = snapshot.segments.tables.held
         if held is not self._held():
             held = self._bind_tables(snapshot)
-        # Nearly always all rows are mapped. If a row is not mapped, the kernel returns the item that it could not copy.
-        # That is cheaper than a check before each call.
+        # Nearly always all rows are mapped, so they are not checked before the call. If a row is not mapped, the kernel
+        # returns the item that it could not copy.
         for attempt in range(ATTEMPTS):
             if threads is None or block.nbytes < threads.least:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)
@@ -197,8 +198,8 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
-            # The first retry releases the chunks that `held` keeps mapped before it maps chunks again. Later retries
-            # keep these chunks mapped meanwhile, to avoid thrashing.
+            # The first retry releases the chunks that `held` keeps, and then maps chunks. Later retries map chunks
+            # first, to avoid thrashing.
             if attempt == 0:
                 held = None
             held = self._map(snapshot, ids)
@@ -289,7 +290,8 @@ class GatherPlan:
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
-                map_flags(snapshot, ids, n, stack)  # even if flags are mapped: their chunks must count as used now
+                # This also marks mapped flags as used now, so that `map_rows` does not unmap the flags.
+                map_flags(snapshot, ids, n, stack)
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
                     raise refuse(snapshot, int(ids[bad]), self._view)

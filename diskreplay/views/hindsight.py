@@ -29,11 +29,11 @@ STRATEGIES = ("future", "final", "episode")
 class Hindsight:
     """Hindsight experience replay: relabel sampled transitions with goals that the episode reached.
 
-    An item of a batch is relabelled with probability `ratio`, independently of the other items. Its new goal, in
-    ``obs`` and ``next_obs``, is the ``achieved_goal`` of the observation after some step of the same episode. The
-    rewards of the item's steps are recomputed. With `terminated_fn`, `terminated` and `discount` are recomputed, too.
-    Without `terminated_fn`, both stay as recorded: a step that reaches its new goal bootstraps. No other field changes,
-    and nothing is written to the store.
+    An item of a batch is relabelled with probability `ratio`, independently of the other items. The new goal of this
+    item, in ``obs`` and ``next_obs``, is the ``achieved_goal`` of the observation after some step of the same episode.
+    The rewards of the item's steps are recomputed. With `terminated_fn`, `terminated` and `discount` are recomputed,
+    too. Without `terminated_fn`, both stay as recorded: a step that reaches its new goal bootstraps. No other field
+    changes, and nothing is written to the store.
 
     Observations must be goal-conditioned, like the observations of gymnasium-robotics: a dict with "observation",
     "achieved_goal" and "desired_goal". Both goals must be single arrays of the same dtype and shape.

@@ -24,7 +24,7 @@ from diskreplay.views.windows import TIME, TIME_SOURCE, StepField, Windows, step
 _Dtypes = Mapping[str, np.dtype[Any]]
 FLOAT64 = np.dtype("float64")
 
-# For at most this number of steps of each episode, rewards are read in one call.
+# The largest number of steps of an episode whose rewards are read in one call.
 _AT_ONCE = 1024
 
 # Fields on request: those in `_OF_STEPS` have a value for each step, those in `_OF_ITEMS` a value for each item.
@@ -82,8 +82,8 @@ class Ages:
 
     Steps are ordered by their times of publication, and steps of the same time by their ids. This is also the order of
     the steps in an episode. Compared with a given step, all steps of an episode that began later are newer, and all
-    steps of an episode that ended earlier are older. In the remaining episodes, at most one per lane, the times of
-    steps are searched.
+    steps of an episode that ended earlier are older. In the other episodes, at most one per lane, a binary search of
+    the times finds the newer steps.
     """
 
     def __init__(self) -> None:
@@ -124,10 +124,10 @@ class Ages:
         return newer
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
-        """Return a table of the episodes; times come from the table `before`, if it has them: segments may be gone."""
+        """Return a table of the episodes; `before` gives the times of its own episodes, whose segments may be gone."""
         episodes = episodes.without_discarded()
-        # The log may still have episodes of evicted segments. Their steps are older than all visible steps, and are not
-        # counted.
+        # The log may still have episodes of evicted segments. The steps of these episodes are older than all visible
+        # steps, and are not counted.
         episodes = episodes.select(locate(episodes.first, snapshot.origin, snapshot.lanes)[0])
         first, stride, steps = episodes.first, episodes.stride, episodes.steps
         begin, end = np.zeros((2, len(first)), np.int64)
@@ -254,7 +254,7 @@ class Requested:
 
         If the episode has no values, the episode fields are zeros.
         """
-        # `Snapshot.episode_values` does the same, but segment by segment. That is too slow for every batch.
+        # `Snapshot.episode_values` does the same segment by segment, which is too slow for every batch.
         last = place(snapshot, episodes.first)
         last.own[:] = last.row + episodes.steps
         last.own_stop[:] = snapshot.committed_rows(last.slot, last.lane)
@@ -264,7 +264,8 @@ class Requested:
         if self._values:
             places = last.slot[given], last.lane[given], last.own[given]
             last.own[given] = snapshot.value_rows(*places)
-            last.floor[:] = last.own  # not 0: for a pack, `value_rows` may return numbers below 0
+            # For a pack, `value_rows` may return numbers below 0, and `floor` must not exceed them.
+            last.floor[:] = last.own
         last.own_stop[:] = last.own + given
         if known is not None:
             known[:] = given
@@ -289,8 +290,8 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 class ShownField(NamedTuple):
     """The rule that makes the field `path` of a batch from leaf number `leaf`.
 
-    With `stack` 0 the field is the leaf itself. Otherwise the leaf has successive frames, and the field has stacks of
-    `stack` frames each. The first stack begins with frame number `offset`: 0 for `obs`, and 1 for `next_obs`.
+    With `stack` 0 the field is the leaf itself. With a larger `stack`, the leaf has successive frames, and the field
+    has stacks of `stack` frames. The first stack begins with frame number `offset`: 0 for `obs`, and 1 for `next_obs`.
     """
 
     path: Path

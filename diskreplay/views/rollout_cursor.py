@@ -37,7 +37,7 @@ class Positions:
         return np.where(self.keys[at] == keys, self.after[at], 0)
 
     def advanced(self, keys: Ints, after: Ints) -> "Positions":
-        if np.array_equal(keys, self.keys):  # the usual case: the same lanes
+        if np.array_equal(keys, self.keys):
             return Positions(keys, np.maximum(self.after, after))
         every = np.union1d(self.keys, keys)
         moved = self.of(every)
@@ -76,7 +76,7 @@ class Bootstrap(NamedTuple):
 
 
 def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
-    """Return the number of steps of each episode, from its first step on, that a rollout may hold.
+    """Return, for each episode, how many steps rollouts may hold; these are the episode's first steps.
 
     All steps count, except the last step of a lane in two cases. In the first case, the step's bootstrap value may
     still arrive. In the second case, the lane ends in a cut, for example because the writer closed, and the store has
@@ -91,7 +91,7 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     still_open = (end & OPEN != 0) & ~has_next
     if not bootstrap.calls_value_fn:
         # Only the step after a cut shows whether the episode was cut for its length, and only this step gives the
-        # bootstrap value. Before a cut without such a step, the last step is left out.
+        # bootstrap value. If no step follows a cut, the last step before the cut is left out.
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued

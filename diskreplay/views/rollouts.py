@@ -76,8 +76,8 @@ class Rollouts(View):
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; `ret` is
     advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane). A lane
     continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. A lane
-    counts as one of these lanes from the writer's first step on, or, if each episode has its own segment, from the
-    lane's own first step on. The bootstrap value of a step, V(next), is
+    without a step is included once its writer has a step in any lane. If each episode has its own segment, a lane is
+    included only once it has a step. The bootstrap value of a step, V(next), is
 
     - 0 if the step terminated, even if it was also truncated;
     - else, for the last step of an episode or of a column, `value_fn` of the next observation, if `value_fn` is given;
@@ -90,8 +90,8 @@ class Rollouts(View):
     left out.
 
     The sum over lambda stops at the end of an episode, but not where an episode was cut for its length. `truncated` is
-    true at a step that did not terminate if its episode ends there without a continuation, or if the column's next step
-    does not continue the episode.
+    true at the last step of an episode that neither terminated nor continues. It is also true at any other step that
+    did not terminate, if the column's next step does not continue the episode.
 
     The view is immutable: any thread may use it, and several samplers may share it. The position in each lane is part
     of a sampler's state.
@@ -360,7 +360,7 @@ class RolloutsReader(Reader):
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
-        """Copy single rows (`_rows`) to the block; return, by leaf, the arrays of these leaves and of `_numbers`."""
+        """Copy the leaves of `_rows` to the block; return {leaf: array} for all leaves of `_rows` and `_numbers`."""
         found = dict[str, NDArray[Any]]()
         for copy in self._rows:
             array = found[copy.leaf] = block.arrays[copy.target]

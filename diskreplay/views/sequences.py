@@ -51,8 +51,9 @@ class Sequences(View):
     soon as the lane has `length` steps from there on. All windows are full. Windows also hold the last step of episodes
     that were truncated without a final observation. Windows continue across a writer's segments and across evicted
     episodes, but not across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in steps
-    before the window's first reset. `next_obs` is in a batch only if the sampler's `fields` names it, and has its own
-    memory. At an episode's end, `next_obs` is the final observation, or zeros if the store does not have it.
+    before the window's first reset. `next_obs` is in a batch only if the sampler's `fields` names it. `next_obs` and
+    `obs` do not share memory. At an episode's end, `next_obs` is the final observation, or zeros if the store does not
+    have it.
 
     The view is immutable: any thread may use it, and several samplers may share it.
 
@@ -74,8 +75,8 @@ class Sequences(View):
     frame_stack : int or dict
         Number of frames in each observation, oldest first, (batch, length, frame_stack, *shape). Stacks are views of
         frames that are gathered once. Stacks show earlier frames of the episode; before the episode's start, the first
-        frame repeats. Padding replaces single frames: stacks just after the episode's end still show its last frames.
-        See `Transitions`.
+        frame repeats. Padding is by frame: the first padded stacks still show the episode's last frames. See
+        `Transitions`.
     start_only : sequence of str
         Extra fields that are read only at a window's first step, (batch, ...), such as a stored recurrent state.
     stride : int or None
@@ -87,8 +88,8 @@ class Sequences(View):
     align : {"start", "end"}
         The place from which windows are counted: an episode's start or its end. With "end", windows end at the
         episode's end, and stride, 2 stride, ... steps before it. Open episodes have no windows, since their end is not
-        known. If the earliest window would begin before the episode, this window begins with the episode if `pad` is
-        True or False. With "drop", the window is left out.
+        known. If the earliest window would begin before the episode, this window begins with the episode, or is left
+        out if `pad` is "drop".
     gamma : float
         Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
@@ -260,11 +261,11 @@ class _StepsReader(Reader):
     the first stacks, the frame of each step, and the frame after the last step. `obs` and `next_obs` are views of this
     run.
 
-    Only `check` finds out whether a window of the view starts at an id, because this depends on the number of earlier
-    steps in the episode, which `fill` does not look up.
+    Only `check` refuses ids at which no window of the view starts: `fill` does not count the earlier steps of the
+    episode.
 
-    A derived reader defines `__init__`, which sets `leaves` to `_leaves(length)`, and `check`. If one of its fields has
-    another shape or other values, it overrides `present`.
+    A derived reader defines `__init__`, which sets `leaves` to `_leaves(length)`, and `check`. If a field needs another
+    shape or other values than here, the derived reader overrides `present`.
     """
 
     shows_leaves = False
@@ -293,7 +294,7 @@ class _StepsReader(Reader):
         self._requested = Requested(schema, place, reward_leaves(schema, None), gamma).if_any()
 
     def _leaves(self, length: int) -> tuple[Leaf, ...]:
-        """Return the leaves of windows of a length; later calls return the same object, so that memory is reused."""
+        """Return the leaves of windows with `length` steps; later calls return the same object, to reuse memory."""
         if length not in self._layouts:
             if len(self._layouts) == KEPT_LAYOUTS:
                 self._layouts.pop(next(iter(self._layouts)))
@@ -376,8 +377,7 @@ class SequencesReader(_StepsReader):
         """Return, for each id, whether a window starts there; `before` counts the earlier steps in the episode."""
         length, step, last = self._view.starts[:3]
         whole = windows.k == length
-        # A window is partial only if it is the first to reach the episode's end, so the window before it must end
-        # earlier.
+        # A window may be partial only if the previous window ends before the episode's end.
         partial_ones = (before == 0) | ((last == PADDED) & (windows.k > length - step))
         good: NDArray[np.bool_] = (before % step == 0) & (whole | (partial_ones & (last != DROPPED)))
         odd = np.flatnonzero(~good & whole & (step - before % step < length))

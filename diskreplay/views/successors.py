@@ -75,7 +75,7 @@ class Successors:
         self._flags_before = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 1 - stack, stack, 0)])
 
     def find(self, snapshot: Snapshot, ids: Ints, refuse: Callable[[int], InvalidIndex]) -> Windows:
-        """Return one-row windows, as `Windows.find_steps` does, with the `floor` that stacks of frames need.
+        """Return the one-row window of each id; `floor` is the oldest row that a stack of frames may show.
 
         Raises the error that `refuse` returns for the first id that is not the id of a visible step.
         """
@@ -88,7 +88,7 @@ class Successors:
         return steps
 
     def set_floor(self, snapshot: Snapshot, steps: Windows) -> None:
-        """Set `floor` to the oldest row that a stack may show: `stack` - 1 rows back, or its episode's first row."""
+        """Set `floor` to the oldest row that a stack may show: up to `stack` - 1 rows back, in the step's episode."""
         steps.floor[:] = np.maximum(steps.row - self._stack + 1, 0)
         flags = self._flags_before.rows(snapshot, steps)[0]
         newest_first = flags[:, ::-1] & FIRST != 0
@@ -169,8 +169,8 @@ class EpisodeTables(Generic[Table]):
     """Two tables with the episodes of a snapshot; the function `make` makes each table. Not thread-safe.
 
     The large table has most ended episodes. It is made again when the number of ended episodes has grown by an eighth,
-    or when some of its episodes are gone. `make` then gets the previous large table. The small table has the other
-    ended episodes and the open episodes, and is made for each snapshot.
+    or when some of its episodes are gone. To make a new large table, `make` gets the previous one. The small table has
+    the other ended episodes and the open episodes, and is made for each snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:

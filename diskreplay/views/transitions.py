@@ -1,4 +1,4 @@
-"""n-step transitions: the view and its readers. Also a generator of n-step experiences from any stream of steps."""
+"""n-step transitions: the view, its readers, and a generator of n-step experiences from any stream of steps."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ class Transitions(View):
 
     @property
     def drops(self) -> bool:
-        """Whether windows without next fields are left out, unless their episode terminated."""
+        """Whether `next_missing` is "drop"."""
         return self.next_missing == "drop"
 
     @property
@@ -281,20 +281,20 @@ class _Stacks(NamedTuple):
 
 
 class DeviceFrameStack(Reader):
-    """Gathers the batches of `reader` with single frames, of which the device makes stacks.
+    """Gathers the batches of `reader` with single frames; the device makes stacks from the frames.
 
     Only `pages` is thread-safe.
 
-    The stacks of `obs` and `next_obs` are n steps apart. If n is less than their depth, both stacks of an item show
-    only n + depth different frames, not 2 · depth. The different frames of an item are gathered as one run, which is
-    copied to the device. The device makes both stacks from the run.
+    The stacks of `obs` and `next_obs` are n steps apart. If n is less than the depth of the stacks, both stacks of an
+    item show only n + depth different frames, not 2 · depth. The different frames of an item are gathered as one run,
+    which is copied to the device. The device makes both stacks from the run.
     """
 
     shows_leaves = False
 
     def __init__(self, reader: TransitionsReader, stacks: list[_Stacks]) -> None:
         view, self._reader, self._stacks = reader.view, reader, stacks
-        assert view.most_steps is not None  # stacks of Monte-Carlo returns share no frames
+        assert view.most_steps is not None  # with Monte-Carlo returns, stacks share no frames
         self._steps = view.most_steps
         self.paths = reader.paths
         later = {path for s in stacks for path in (s.obs, s.next_obs)}

@@ -33,8 +33,7 @@ TO_THE_END = -1
 class Bounds(NamedTuple):
     """Arguments of `find_windows`: windows have `n` steps (or TO_THE_END), and stacks have `stack` frames.
 
-    With `whole`, a window of an open episode counts only if a step follows it. Without `whole`, an observation after
-    the window is enough.
+    A window of an open episode must be followed by an observation or, with `whole`, by a step.
     """
 
     n: int
@@ -164,7 +163,7 @@ def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since
     Chunks that were used at `since` (see `chunk_budget.now`) or later are not unmapped to make room.
     """
     reached: dict[str, list[tuple[Ints, ...]]] = {}
-    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # most copies have the same `where`: each is looked up once
+    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # {where: rows}; most copies have the same `where`
     for copy in copies:
         where = copy[1:-1]
         if where not in found:
@@ -244,8 +243,7 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
     Rows in several chunks have a range in each chunk. The caller holds `snapshot.tables.lock`.
     """
     table = snapshot.leaf(leaf)
-    # The result refers only to `holder`, which keeps chunks of this leaf mapped: released chunks of other leaves are
-    # unmapped at once.
+    # A reference to `holder` keeps the chunks of this leaf mapped, and no chunks of other leaves.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last

@@ -109,7 +109,7 @@ class _Backup:
 
     @contextmanager
     def _locked(self) -> Iterator[ExitStack]:
-        """Hold the store lock until the `with` block ends, or until the block closes the yielded stack."""
+        """Hold the store lock until the `with` block ends or closes the yielded `ExitStack`."""
         with ExitStack() as lock:
             try:
                 lock.enter_context(held_lock(self._root.lock_path))
@@ -133,8 +133,8 @@ class _Backup:
         words = self._root.counters().read()
         words[layout.STEPS_EVICTED] = max(int(words[layout.STEPS_EVICTED]), evicted_by_removals(self._root))
         moment = _Moment(words)
-        # Newer segments are read first: if a segment has rows of a lane, all rows of this lane in older segments are
-        # committed.
+        # Newer segments are read first, so that no lane in the copy has a gap. A lane continues in a newer segment only
+        # after its rows in older segments are committed.
         for number in reversed(current_numbers(self._root)):
             path, where = self._root.segment_path(number), layout.segment_folder(number)
             if number in self._done and identify(path / layout.METADATA) == self._done[number]:

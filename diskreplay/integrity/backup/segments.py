@@ -104,8 +104,8 @@ class _Copy:
         is_chunk = name in self._chunks
         self._copier.copy(str(self._info.path / name), target, may_clone=is_chunk, may_link=is_chunk and self._stays)
         if is_chunk and (mode := os.stat(target).st_mode) & WRITE_BITS:
-            # Readers check the bytes of a chunk only if the chunk's file is writable. The copy is checked below, so its
-            # file becomes read-only.
+            # Readers check a chunk's bytes only if the chunk's file is writable. The copy is checked here, and becomes
+            # read-only.
             os.chmod(target, mode & 0o7777 & ~WRITE_BITS)
         if name in self._info.checksums and not self._matches(name):
             self._account.note(self._where, "checksum", name, "does not match its checksum; copied as it is")

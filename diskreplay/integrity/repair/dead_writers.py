@@ -37,16 +37,17 @@ from diskreplay.writing.marker import Marker
 from diskreplay.writing.sealer import Sealer
 
 # Prefixes of the names of temporary files and folders: {prefix: path of the lock inside the folder, or "" if there is
-# no lock}. The process that made a folder holds its lock.
+# no lock}. The process that made such a folder holds the folder's lock.
 _TEMPORARY = {PREFIX: "", "new-": "", **LOCK_OF_DRAFT}
-# A living process deletes its temporary file within this time. A file that exists longer was left by a dead process.
+# A living process deletes its temporary file within this time. A temporary file that is older was left by a dead
+# process.
 _PAUSE_S = 0.05
 
 
 class DeadWriters:
     """Finishes the work of dead writers, as opening the store with mode "a" does.
 
-    Used by one thread. With ``foreign``, segments that another machine wrote are sealed, too.
+    Not thread-safe. With ``foreign``, segments that another machine wrote are sealed, too.
     """
 
     def __init__(self, remedies: Remedies, foreign: bool) -> None:
@@ -96,7 +97,7 @@ class DeadWriters:
         store = self._remedies.store
         retention = Retention(store, store.counters(writable=True))
         sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
-        with suppress(FormatError):  # a living writer's segment may be damaged, which the last verification reports
+        with suppress(FormatError):  # a living writer's segment is damaged; the last verification reports this
             while dead := retention.dead_segments(evicts=False):
                 for info, lock in dead:
                     sealer.submit(info, lock)
@@ -120,7 +121,7 @@ class DeadWriters:
         destroy(self._remedies.store, gone)
 
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
-        """Move the segments that could not be sealed to quarantine.
+        """Move to quarantine the segments that could not be sealed.
 
         These segments have no durable row: a segment with damaged durable rows was repaired before this call, because
         `verify` has reported it.
@@ -142,7 +143,7 @@ class DeadWriters:
         now = info if self._dry_run else self._remedies.read(info.number)
         where, note = layout.segment_folder(info.number), self._remedies.note
         if self._dry_run and any(action.where == where for action in self._remedies.actions):
-            return  # without a dry run, an earlier action would have replaced or moved the segment
+            return  # an earlier action already says what happens to the segment
         kept = None if now is None or now.steps is None else now.steps - now.lost.steps
         if proof and fate is not Fate.REMOVED and (self._dry_run or kept == proof.damage.steps_kept):
             detail = f"a copy with damaged blocks, {proof.damage.steps_kept} steps kept"
@@ -182,7 +183,7 @@ class DeadWriters:
 def _count_sealed(retention: Retention) -> None:
     """Tell readers that a segment was sealed.
 
-    If this fails, readers find the segment by themselves within a second.
+    If this fails, readers notice the sealed segment by themselves within a second.
     """
     with suppress(FormatError, StorageFull):
         retention.count_sealed()
@@ -195,8 +196,8 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
     """Make the unproven steps of each segment count, up to the first incomplete row of each lane; yield the actions.
 
     A row is incomplete if its flags cannot follow those of the previous row, or if its time is earlier than the time of
-    the previous row. Nothing shows whether the bytes of the other unproven rows are complete, so these rows only count
-    after this call. Segments of living writers are left alone.
+    the previous row. Nothing proves the bytes of the other unproven rows, but this call makes these rows count.
+    Segments of living writers are left alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:
@@ -246,7 +247,7 @@ def _whole_rows(info: SegmentInfo, lane: int, first: int, stop: int) -> int:
     wrong = first_wrong(rows, before, np.array([rows.shape[1]]))
     stop = stop if wrong is None else first + wrong[1]
     times = _rows(info, layout.TIME, lane, max(0, first - 1), stop)
-    times = times if first else np.append(1, times)  # every time is at least 1
+    times = times if first else np.append(1, times)  # the times of rows are at least 1
     falls = np.flatnonzero(np.diff(times) < 0)
     return first + int(falls[0]) if len(falls) else stop
 
@@ -263,6 +264,7 @@ def _unseal(info: SegmentInfo) -> SegmentInfo:
 
     If this process dies, the next process that opens the store with mode "a" seals the segment again.
     """
-    os.stat(info.path)  # if the segment was evicted, this raises, so that its folder is not made again
+    # Raise an error if the segment was evicted: `write_unsealed` would make the segment's folder again.
+    os.stat(info.path)
     write_unsealed(info)
     return dataclasses.replace(info, sealed=False)

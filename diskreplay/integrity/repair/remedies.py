@@ -71,8 +71,7 @@ def without(problems: list[Problem], kind: str) -> list[Problem]:
 class Remedies:
     """Restores files of a store or moves them to quarantine; a dry run only lists the actions.
 
-    Used by one thread. ``plan`` has the layout of the segments; it is set when the store's zarr.json was found
-    undamaged.
+    Not thread-safe. ``plan`` has the layout of the segments; it is set when the store's zarr.json was found undamaged.
     """
 
     plan: Plan

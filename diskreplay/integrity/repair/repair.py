@@ -155,7 +155,7 @@ class _Repair:
         """Check files outside the segments again under the store lock, and return the problems that remain.
 
         If a problem is gone, another process was replacing the file during the first check. Problems of segments and of
-        the counters are returned unchecked, because their repair checks them again.
+        the counters are returned unchecked: the repair of a segment or of the counters begins with a check.
         """
         words = (layout.COUNTERS, COUNTERS_FILE)
         outside = [p for p in problems if not p.where.startswith(f"{layout.SEGMENTS}/") and p.where not in words]
@@ -187,7 +187,7 @@ class _Repair:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
             state = self._root / "/".join(parts[:2])
-            if os.path.lexists(state):  # another damaged file of the sampler's state may have moved it already
+            if os.path.lexists(state):  # False if the repair of another file has moved the state
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE

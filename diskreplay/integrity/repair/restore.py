@@ -69,7 +69,8 @@ def _bring_back(remedies: Remedies, number: int) -> str:
 def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
     """Return the entry and the attributes of the segment in quarantine that is to be brought back.
 
-    If several segments may be brought back, the segment set aside last is chosen. Raises ReplayError if there is none.
+    If several segments may be brought back, the segment set aside last is chosen. Raises ReplayError if no segment may
+    be brought back.
     """
     refused: list[ReplayError] = []
     for entry in _find_segments(remedies.root, number):

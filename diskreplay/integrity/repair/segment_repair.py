@@ -159,7 +159,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return for how many rows the files of a segment have flags: each row has one byte of flags."""
+    """Return the size of a segment's files of flags, which have one byte for each row of each lane."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0
@@ -309,7 +309,7 @@ class SegmentRepair:
         return now is not None
 
     def _keep_hidden(self) -> None:
-        """Keep hidden steps hidden, although the loss of other steps makes room for some of them."""
+        """Keep hidden steps hidden, although the store has fewer steps now, and its capacity would hide fewer."""
         store = self._remedies.store
         if store.limits.capacity is None:
             return

@@ -57,11 +57,11 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment on disk: its folder, its attributes, and the number of rows of each lane that count as data.
+    """A segment on disk: its folder, its attributes, and for each lane the number of rows that count as data.
 
-    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the largest such
-    number of a lane with the unproven rows included, or 0 if all rows are proven. ``tables`` has the two tables of a
-    pack, if they are undamaged.
+    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the largest of these
+    numbers if unproven rows are included, or 0 if all rows are proven. ``tables`` has the two tables of a pack, if they
+    are undamaged.
     """
 
     files: Files
@@ -328,7 +328,7 @@ def was_lost(files: Files, folder: str) -> bool:
         return False
     data = _contents(scratch, f"{folder}/{layout.METADATA}")
     if scratch.problems:
-        return False  # a link or an unreadable file, which `read_attributes` reports
+        return False  # `read_attributes` reports this problem
     return not data or any(not data[at : at + _SECTOR].strip(b"\0") for at in range(0, len(data), _SECTOR))
 
 
@@ -372,7 +372,7 @@ def _checksum(files: Files, where: str) -> int | None:
 def _is_in_place(files: Files, folder: str, attributes: dict[str, Any]) -> bool:
     """Whether a segment was written since the machine booted and is not a copy.
 
-    The counters of such a segment need no marks.
+    The counters of such a segment are trusted without marks.
     """
     volume = attributes.get("volume")
     if not boot_id() or attributes.get("boot_id") != boot_id() or not isinstance(volume, list) or len(volume) != 3:
@@ -396,8 +396,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
     values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
-    # A writer increases `committed` before the other counters. So `committed` is read last: it is then at least as
-    # large as the others.
+    # A writer increases `committed` first. Here `committed` is read last, so that it is not below the other counters.
     for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
         data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
         if data is None:
@@ -409,7 +408,7 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
     if len(files.problems) > before:
         return None
     if not attributes.sealed and not attributes.in_place:
-        return values[layout.COMMITTED]  # not checked: only marks prove the rows of this segment
+        return values[layout.COMMITTED]  # the counters are not compared: only marks prove this segment's rows
     wrong = _wrong_counters(values, attributes.sealed)
     for name, detail in wrong.items():
         files.report("counters", f"{folder}/{name}/c.0", detail)

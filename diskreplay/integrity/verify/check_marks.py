@@ -31,7 +31,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return, of each mark before the first invalid one, its two checksums (see `_new_bytes`) and its rows per lane."""
+    """Return the two checksums (see `_new_bytes`) and the rows per lane of each mark before the first invalid mark."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -56,8 +56,8 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
     """Return the two checksums of the rows from ``proven`` up to ``marked``; None: a file is not complete.
 
     ``proven`` and ``marked`` are pairs of arrays: each lane's number of rows, and its number of rows in arrays of
-    episode fields. The first checksum is the CRC-32C of all arrays except priorities. The second is the CRC-32C of
-    priorities, without the inversions of the register at the beginning and the end, so that zeros give 0.
+    episode fields. The first checksum is the CRC-32C of all arrays except priorities. The second checksum is a CRC-32C
+    of priorities without the two inversions of the register, so that zeros give 0.
     """
     sums = [0, _INVERTED]
     for path in sorted(segment.plan.arrays):

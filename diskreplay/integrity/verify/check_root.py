@@ -216,7 +216,7 @@ def _stable_words(files: Files) -> NDArray[np.int64] | None:
 
 
 def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tuple[int, int]]]:
-    """Return the episodes evicted by hand: {segment number: [(position of the first step, steps)]}."""
+    """Return the episodes evicted by hand: {segment number: [(position of the first step, number of steps)]}."""
     where = f"{layout.EVICTIONS}/{layout.METADATA}"
     data = files.read(where, MAX_DOCUMENT_BYTES)
     document: Any = None if data is None else parse(files, where, data)
@@ -256,7 +256,7 @@ _ITEM_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _CRC_BYTES = 4
 _MOST_AXES, _MOST_BYTES = 32, 1 << 62
 _LEVELS = 100  # the maximum depth of a saved state; real states have a handful of levels
-# If a state is replaced during its check, the new state is checked. After this many seconds, no problem is reported.
+# The check of a saved state is repeated while other states replace it, for at most this many seconds.
 _PATIENCE_S = 5.0
 
 
@@ -292,7 +292,7 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
 
 
 def _current(root: str, where: str) -> object:
-    """Return the number of the current state; any value if zarr.json is damaged."""
+    """Return the number of the current state; the result is arbitrary if zarr.json is damaged."""
     return (_attributes(Files(root), where) or {}).get("current")
 
 
@@ -363,7 +363,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
     """Whether NumPy can have an array of this shape.
 
-    For NumPy's limit of the size, an axis of length 0 counts as 1.
+    NumPy limits the array's size in bytes. In this size, an axis of length 0 counts as 1.
     """
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(is_whole(n, 0, _MOST_BYTES) for n in shape):
         return False

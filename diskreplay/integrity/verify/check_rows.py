@@ -80,7 +80,7 @@ def check_priorities(segment: Segment) -> None:
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
     """Return whether the row before each of the rows ``[first, first + count)`` of a pack is of the same lane."""
     if segment.tables is None:
-        return np.zeros(count, np.bool_)  # unknown without the tables
+        return np.zeros(count, np.bool_)  # the lanes are unknown without the tables
     starts = segment.tables.first_rows - first
     within = np.ones(count, np.bool_)
     within[starts[(starts >= 0) & (starts < count)]] = False
@@ -91,7 +91,7 @@ Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
 
 
 def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
-    """Yield the values of an array in parts of bounded size, each for some successive lanes, in the order of rows.
+    """Yield the values of an array in parts of bounded size; the parts with a lane are in the order of its rows.
 
     A part is (lane, row, last, values, counted). ``values`` has the shape (lanes, width) and begins at lane ``lane``
     and row ``row``. In lane ``lane + i``, ``last[i]`` is the value before this part, or ``before`` if there is none.
@@ -185,8 +185,8 @@ class _Episodes(NamedTuple):
 def check_episodes(segment: Segment, *, deep: bool) -> None:
     """Compare the table of episodes of a sealed segment, if there is one, with the rows.
 
-    This must be the last check: an array of the table is only compared if no problem of its rows was reported.
-    ``deep``: also compare the sums of rewards.
+    This must be the last check, because it does not use arrays of which a problem was reported. ``deep``: also compare
+    the sums of rewards.
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return

@@ -42,7 +42,8 @@ class Blocks:
             count = -(-nbytes // length)
             values = np.frombuffer(data[at : at + 4 * count], np.uint8)
             at += 4 * count
-            if len(values) == 4 * count:  # stored values are xor-ed with the checksum of zeros
+            # A stored value is the exclusive-or of the checksum of a block and the checksum of as many zeros.
+            if len(values) == 4 * count:
                 zeros = np.full(count, after_zeros(0, length), np.uint32)
                 zeros[-1] = after_zeros(0, nbytes - (count - 1) * length)
                 found[name] = values.view("<u4") ^ zeros
@@ -53,7 +54,7 @@ class Blocks:
         return sum(4 * -(-nbytes // length) for _, nbytes, length in self._chunks())
 
     def _chunks(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (name, bytes, bytes of a block) of each chunk file with a checksum."""
+        """Yield (name, size in bytes, bytes per block) for each chunk file that has a checksum."""
         segment = self._segment
         for path, array in sorted(segment.plan.arrays.items()):
             names = (name.removeprefix(f"{path}/") for name in segment.attributes.checksums if name.startswith(path))
@@ -85,7 +86,7 @@ class Blocks:
             return ""
         array, per_chunk, nbytes = segment.plan.arrays[path], segment.chunk_rows[path], segment.chunk_bytes(path)
         length, first = self._length(path), (array.chunk_number(file) or 0) * per_chunk
-        bad: list[tuple[int, int]] = []  # ranges of rows, numbered through all lanes of the chunk
+        bad: list[tuple[int, int]] = []  # ranges of rows; the numbers of rows continue from lane to lane
         for i, value in enumerate(sums.tolist()):
             count = min(length, nbytes - i * length)
             if crc32c(_read(fd, count, i * length)) != value:

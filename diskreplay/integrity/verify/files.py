@@ -42,7 +42,7 @@ class Problem:
         - ``"checksum"``: bytes do not match their checksum
         - ``"counters"``: counters are impossible or disagree
         - ``"flags"``: the flags of rows do not describe successive episodes
-        - ``"times"``: a row was published before the previous one
+        - ``"times"``: a row's time is before the time of the previous row
         - ``"priority"``: a priority is negative or not finite
         - ``"episodes"``: a table of episodes disagrees with the rows
         - ``"eviction"``: an eviction by hand does not name an episode
@@ -240,8 +240,9 @@ def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
     """Return the CRC-32C of data; ``sums``, ``(parts,)`` uint32, has the CRC-32C of each of its parts.
 
     There is at least one part. All parts have ``length`` bytes, except the last part, which has ``last`` bytes. Without
-    the inversions at both ends, a CRC is linear: crc(a + b) is crc(a), shifted by the length of b, exclusive-or crc(b).
-    Each round joins pairs of neighbouring parts. A part of zeros in front changes nothing.
+    the inversions of the register, a CRC is linear: crc(a + b) is the exclusive-or of crc(b) and of crc(a) shifted by
+    the length of b. Each round joins pairs of neighbouring parts. An additional first part of zeros does not change the
+    result.
     """
     values, shift = sums[:-1] ^ np.uint32(after_zeros(0, length)), _shift(length)
     while len(values) > 1:

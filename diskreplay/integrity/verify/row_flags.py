@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import CUT, DISCARDED, END_MARKER, EPISODE_VALUES, FIRST, OBSERVATION_ONLY, TERMINATED, TRUNCATED
 
 NO_STEP = OBSERVATION_ONLY | END_MARKER
-# Stands for the flags before a lane's first row. No row has this value. Only the first row of an episode may follow.
+# Stands for the flags of the row before a lane's first row. No row has these flags.
 START = 255
 _ENDED = TERMINATED | TRUNCATED
 _CUT_HERE = TRUNCATED | CUT
@@ -38,7 +38,8 @@ def may_follow(before: int, flags: int) -> bool:
     if before == START or before & NO_STEP:
         return False
     if before & _ENDED:
-        # Only a final observation may follow. Its row, and not the row of the last step, has the episode's values.
+        # Only the final observation may follow the last step. The row of this observation then has the episode's
+        # values.
         return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
     return not flags & NO_STEP or bool(flags & (TRUNCATED | DISCARDED))
 

@@ -114,7 +114,7 @@ class _Meter:
         self._tell()
 
     def add(self, nbytes: int) -> None:
-        """Count bytes as read of the current segment, up to the segment's size: a file may be read twice."""
+        """Count bytes read in the current segment, at most the segment's size: a file may be read twice."""
         self._inside = min(self._inside + nbytes, self._size)
         self._tell()
 
@@ -183,7 +183,8 @@ def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]
     """Whether a pack was just made: the segments merged into it, or older packs with these segments, all still exist.
 
     The pack's number is beyond the store's counter of segments. The process that made the pack is about to increase the
-    counter, or died before that. Until the counter is increased, readers use the segments merged into the pack.
+    counter, or died before that. Until the counter is increased, readers use the segments that were merged into the
+    pack.
     """
     if number not in packs:
         return False
