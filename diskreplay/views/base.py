@@ -227,7 +227,7 @@ class Reader:
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block that has the leaves of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex if it cannot gather an item at an id. Some readers can gather items at ids where no item of
+        Raises InvalidIndex if no item can be gathered at an id. Some readers can gather items at ids where no item of
         the view begins; `check` refuses each such id.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill")

@@ -45,8 +45,8 @@ class CrossingStarts:
     A window continues in the lane's next episode that is still in the store, if the sampler's filter admits that
     episode. A lane continues across the segments of its writer.
 
-    An ended episode is done when later steps cannot add windows that start in the episode: if enough steps of ended
-    episodes follow, or if the next ended episode is not admitted. Any other ended episode is waiting. Steps of open
+    An ended episode is done if enough steps of ended episodes follow, or if the next ended episode is not admitted.
+    Later steps cannot add windows that start in a done episode. Any other ended episode is waiting. Steps of open
     episodes are not counted as steps that follow, because an open episode may be admitted now and refused when it ends.
     """
 
@@ -377,7 +377,7 @@ class CrossingReader(Reader):
         return walk.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _windows(self, steps: _Steps) -> dict[str, Windows]:
-        """Return, by the name of each gather plan, the windows whose rows this plan copies."""
+        """Return {name of a gather plan: windows whose rows the plan copies}."""
         windows = steps.windows
         found = {_STEPS: windows}
         if _FIRST in self._plans:

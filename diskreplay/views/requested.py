@@ -330,8 +330,8 @@ def window_layout(
 ) -> tuple[list[WindowLeaf], list[ShownField]]:
     """Return the leaves to gather for a batch of windows, and the fields of the batch in their order.
 
-    With `shares_frames`, the observations of a window are gathered as one run of frames. Without it, each step has
-    frames of its own, and `next_obs` is a field on request.
+    With `shares_frames`, the observations of a window are gathered as one run of frames. Without `shares_frames`, each
+    step has frames of its own, and `next_obs` is a field on request.
     """
     steps = step_fields(schema, frame_stack)
     _check_start_only(start_only, steps)

@@ -158,13 +158,15 @@ class _SnapshotLanes(NamedTuple):
 
 
 class RolloutCursor(Owned):
-    """Draws each lane's steps once, oldest first. A cursor belongs to one sampler, which calls it under its lock.
+    """Draws each lane's steps once, oldest first.
 
-    Steps count as planned once they are drawn, and as seen once their draw is passed to `delivered`. After `rewind`,
-    steps that were planned and not seen are drawn again. The share of a rank is the lanes with (writer + lane) %
-    world_size == rank: a lane stays in its share when other writers come and go.
+    A cursor belongs to one sampler, which calls the cursor under the sampler's lock. Steps count as planned once they
+    are drawn, and as seen once their draw is passed to `delivered`. After `rewind`, steps that were planned and not
+    seen are drawn again. The share of a rank is the lanes with (writer + lane) % world_size == rank: a lane stays in
+    its share when other writers come and go.
 
-    Each draw takes `num_steps` steps of a lane. `episode_filter` admits episodes; None admits all.
+    Each draw takes `num_steps` steps of every lane that has enough steps. `episode_filter` admits episodes; None admits
+    all.
     """
 
     sized = False

@@ -264,8 +264,8 @@ class _StepsReader(Reader):
     Only `check` refuses ids at which no window of the view starts: `fill` does not count the earlier steps of the
     episode.
 
-    A derived reader defines `__init__`, which sets `leaves` to `_leaves(length)`, and `check`. If a field needs another
-    shape or other values than here, the derived reader overrides `present`.
+    A derived reader defines `check`, and an `__init__` that sets `leaves` to `_leaves(length)`. If a field needs
+    another shape or other values than here, the derived reader overrides `present`.
     """
 
     shows_leaves = False

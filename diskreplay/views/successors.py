@@ -181,7 +181,7 @@ class EpisodeTables(Generic[Table]):
         self._count = self._generation = -1
 
     def of(self, snapshot: Snapshot) -> tuple[Table, Table]:
-        """Return both tables of a snapshot, which may be older than the snapshot of the last call."""
+        """Return both tables of a snapshot; the snapshot may be older than that of the last call."""
         if snapshot is self._snapshot and self._most is not None and self._rest is not None:
             return self._most, self._rest
         self._snapshot, log = None, snapshot.log

@@ -184,7 +184,7 @@ class TransitionsReader(ReturnsReader):
         self.plan()
 
     def plan(self, more: Sequence[Copy] = ()) -> None:
-        """Make the gather plan that `fill` uses, with the copies in `more`.
+        """Make the gather plan that `fill` uses; the plan also has the copies in `more`.
 
         In the `Block` that `fill` gets, the arrays for the copies in `more` come after the arrays for `leaves`.
         """

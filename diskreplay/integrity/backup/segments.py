@@ -132,7 +132,7 @@ class LiveRows(NamedTuple):
 
 
 def read_live(info: SegmentInfo) -> LiveRows:
-    """Return the rows that a live segment has now; the caller has checked `shows_live_rows`.
+    """Return the rows that a live segment has now; the caller has checked that `shows_live_rows` is True.
 
     Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
     """

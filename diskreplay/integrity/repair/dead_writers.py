@@ -123,8 +123,7 @@ class DeadWriters:
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
         """Move to quarantine the segments that could not be sealed.
 
-        These segments have no durable row: a segment with damaged durable rows was repaired before this call, because
-        `verify` has reported it.
+        No durable row is lost: segments with damaged durable rows were repaired before this call.
         """
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:

@@ -156,7 +156,7 @@ def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantin
     """
     home = open_home(path)
     root = home.path
-    read_plan(Files(str(root)))  # this raises if there is no store
+    read_plan(Files(str(root)))  # raises an error if there is no store
     if not is_folder(root / layout.COUNTERS):
         raise FormatError(f"{shown(root / layout.COUNTERS)} is not a folder; diskreplay repair makes a new one")
     entry = _find_segments(root, number)[0]

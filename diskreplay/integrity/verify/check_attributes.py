@@ -42,17 +42,17 @@ class Attributes:
     steps: int
     checksums: dict[str, int]
     lost: tuple[tuple[int, int], ...]  # rows lost to damage: (row * lanes + lane of the first row, number)
-    lost_values: tuple[int, ...]  # the number of values of episode fields in each range of `lost`
+    lost_values: tuple[int, ...]  # for each range of `lost`, the number of values of episode fields
     steps_lost: int
     writer: int
-    values: tuple[int, ...] = ()  # the number of values of episode fields of each lane, if sealed
+    values: tuple[int, ...] = ()  # each lane's number of values of episode fields; empty if not sealed
     times: tuple[int, int] | None = None
     episodes: int | None = None  # the number of lines of the table of episodes; None: there is no table
     claimed: tuple[int, ...] = ()  # the number of rows of each lane, unproven ones included; empty if all are proven
     unproven_steps: int = 0
     was_sealed: bool = False  # the segment was copied while being sealed: marks or block checksums must prove its rows
     packed: tuple[int, int] | None = None  # the numbers of lines of a pack's two tables; None: not a pack
-    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # by path of the array
+    compressed: Mapping[str, Compressed] = field(default_factory=dict)  # {path of an array: how it is compressed}
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ Block = tuple[int, int, NDArray[Any], NDArray[Any], NDArray[np.int64]]
 
 
 def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
-    """Yield the values of an array in parts of bounded size; the parts with a lane are in the order of its rows.
+    """Yield an array in parts of bounded size; parts of the same lanes come in the order of rows.
 
     A part is (lane, row, last, values, counted). ``values`` has the shape (lanes, width) and begins at lane ``lane``
     and row ``row``. In lane ``lane + i``, ``last[i]`` is the value before this part, or ``before`` if there is none.

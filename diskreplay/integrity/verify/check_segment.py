@@ -174,7 +174,7 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
     for path in ("", *segment.plan.folders):
         above = path.rsplit("/", 1)[0] if "/" in path else ""
         if above in bad:
-            bad.add(path)  # reported already
+            bad.add(path)  # the problem of the folder above was reported
             continue
         where = segment.inside(path) if path else segment.where
         names = segment.files.listing(where)

@@ -133,7 +133,7 @@ def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) ->
                 f"has a checksum of {name!r:.80}, which is outside of the segment",
             )
         elif segment.inside(name) in reported or (folder in segment.plan.folders and name not in wanted):
-            continue  # reported already
+            continue  # a problem of this file was reported
         elif (deep or not _is_chunk(segment, name)) and not _is_behind_link(segment, folder, links):
             _check_sum(segment, name, sums[name], blocks)
     _check_copy(segment)

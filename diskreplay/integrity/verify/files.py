@@ -119,9 +119,10 @@ class Files:
         return fd is not None
 
     def check_lock(self, where: str) -> None:
-        """Check that a lock file is a regular file. It may be missing: it is created when the lock is first taken.
+        """Check that a lock file is a regular file.
 
-        The lock is not opened, because a user without write access may not be able to read it.
+        The file may be missing: the first use of the lock creates the file. The lock is not opened, because a user
+        without write access may not be able to read it.
         """
         with suppress(OSError):
             mode = os.lstat(self.path(where)).st_mode
@@ -219,7 +220,7 @@ def checksum(fd: int) -> int:
         while at < hole:
             block = read_at(fd, min(BLOCK_BYTES, hole - at), at)
             if not block:
-                return crc  # truncated meanwhile
+                return crc  # the file was truncated meanwhile
             crc, at = crc32c(block, crc), at + len(block)
     return crc
 

@@ -202,7 +202,7 @@ _PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3
 
 
 def check_quarantine(files: Files, next_segment: int | None) -> None:
-    """Report each segment in quarantine that has steps, or a number that a new segment could get."""
+    """Report each segment in quarantine that has steps, or whose number a new segment could get."""
     if not os.path.lexists(files.path(_FOLDER)):
         return
     scratch = files.quiet()  # damage inside the quarantine is not reported
