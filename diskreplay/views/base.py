@@ -279,7 +279,7 @@ class View(Protocol):
         return False
 
     def own_distribution(self, episode_filter: "EpisodeFilter") -> "Distribution | None":
-        """Return a new distribution if only this kind of distribution can draw the view's ids, else None.
+        """If only one kind of distribution can draw the view's ids, return a new distribution of this kind, else None.
 
         `episode_filter` admits the episodes to draw from.
         """

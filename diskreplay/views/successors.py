@@ -52,7 +52,8 @@ class Following(NamedTuple):
     elsewhere: Bools  # whether the next observation is the `obs` of a successor in a continuation
 
     def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
-        """Return one-row windows of the next observations of steps at positions `which`; all must have `has_obs`."""
+        """Return one-row windows of the next observations of steps at positions `which`, where `has_obs` must be
+        True."""
         obs = self.steps.select(which)
         obs.row += 1
         moved = np.flatnonzero(self.elsewhere[which])
@@ -123,9 +124,9 @@ class Successors:
     def _continuations(self, snapshot: Snapshot, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
         """Return the id of the first step of each episode's continuation, or NONE if the episode has no continuation.
 
-        `ids` are the last steps of the episodes, and `after` the rows where a continuation in the same segment begins.
-        Also return whether the episode's lane has a row after the episode, in this or a later segment: an episode with
-        such a row cannot grow.
+        `ids` are the last steps of the episodes, and `after` the rows where a continuation in the same segment would
+        begin. Also return whether the episode's lane has a row after the episode, in this or a later segment: an
+        episode with such a row cannot grow.
         """
         self._lanes.update(snapshot)
         lane = self._lanes.places(ids)

@@ -67,7 +67,7 @@ class _Moment:
 
 
 class _Backup:
-    """Copies the sealed segments of a store without a lock, then everything else in its state at one moment.
+    """Copies the sealed segments of a store without a lock, then all other files as they are at one moment.
 
     The files of sealed segments never change. To copy these files takes most of the time, and is done first. While the
     backup holds the store lock, no process makes, evicts or quarantines a segment. Under the lock, the backup copies

@@ -102,7 +102,7 @@ def _is_segment(folder: Path) -> bool:
 
 
 def _is_made_anew(path: str) -> bool:
-    """Whether the backup does not copy a file.
+    """Whether the backup leaves out a file.
 
     The backup makes its own counters and lock. Hidden temporary files are not copied, nor is a file or link in the
     place of a segment.

@@ -180,7 +180,7 @@ def _choose(
 ) -> list[int]:
     pairs = zip(values, others, strict=True)
     able = [[value for value in pair if 0 <= value <= layout.MOST_COUNTED] or [0] for pair in pairs]
-    # Steps before the counters HORIZON and FRONTIER are evicted or hidden, so the lower value keeps more steps.
+    # Steps before the values of HORIZON and FRONTIER are evicted or hidden, so a lower value keeps more steps.
     chosen = [_newer(both, _MOST_ADDED.get(word, 0)) for word, both in enumerate(able)]
     following = 1 + max([*numbers, *aside], default=-1)
     # If both values are above every segment number, the lower value is used: the higher value may be huge because of a

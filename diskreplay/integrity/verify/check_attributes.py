@@ -145,7 +145,7 @@ class Segment:
         return found + self.lost_values(before, upto)
 
     def lost_values(self, before: Ints, upto: Ints) -> Ints:
-        """Return, for each lane, how many values of episode fields the lost rows in ``before`` to ``upto`` had."""
+        """Return, for each lane, the number of lost values of episode fields in rows ``[before[lane], upto[lane])``."""
         found = np.zeros(self.lanes, np.int64)
         for (position, _), count in zip(self.attributes.lost, self.attributes.lost_values, strict=True):
             row, lane = divmod(position, self.lanes)

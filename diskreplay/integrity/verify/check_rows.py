@@ -78,7 +78,7 @@ def check_priorities(segment: Segment) -> None:
 
 
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
-    """Return whether the row before each of the rows ``[first, first + count)`` of a pack is of the same lane."""
+    """Return, for each of the rows ``[first, first + count)`` of a pack, whether the row before is of the same lane."""
     if segment.tables is None:
         return np.zeros(count, np.bool_)  # the lanes are unknown without the tables
     starts = segment.tables.first_rows - first

@@ -266,7 +266,7 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check that exactly the chunks with rows exist, and their sizes; return the paths of arrays without problems."""
+    """Check that exactly the chunks with rows exist in the right size; return the paths of arrays without problems."""
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)

@@ -90,7 +90,7 @@ def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
 def find_torn(packs: Mapping[int, Tables], superseded: Iterable[int]) -> dict[int, int]:
     """Find superseded packs that have a segment which no current pack has.
 
-    Returns {number of such a pack: number of a current pack that has some of its segments}.
+    Returns {number of a found pack: number of a current pack that has some of its segments}.
     """
     superseded = set(superseded)
     counted = {number: {*tables.numbers} for number, tables in packs.items() if number not in superseded}
