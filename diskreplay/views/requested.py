@@ -124,7 +124,10 @@ class Ages:
         return newer
 
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
-        """Return a table of the episodes; `before` gives the times of its own episodes, whose segments may be gone."""
+        """Return a table of the episodes.
+
+        Times of episodes that are in the older table `before` are copied, since segments of these episodes may be gone.
+        """
         episodes = episodes.without_discarded()
         # The log may still have episodes of evicted segments. The steps of these episodes are older than all visible
         # steps, and are not counted.

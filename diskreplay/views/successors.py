@@ -52,8 +52,10 @@ class Following(NamedTuple):
     elsewhere: Bools  # whether the next observation is the `obs` of a successor in a continuation
 
     def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
-        """Return one-row windows of the next observations of steps at positions `which`, where `has_obs` must be
-        True."""
+        """Return one-row windows of the next observations of steps.
+
+        `which` has the positions of the steps; `has_obs` must be True there.
+        """
         obs = self.steps.select(which)
         obs.row += 1
         moved = np.flatnonzero(self.elsewhere[which])

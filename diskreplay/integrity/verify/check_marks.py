@@ -57,7 +57,7 @@ def _new_bytes(segment: Segment, proven: tuple[Ints, Ints], marked: tuple[Ints, 
 
     ``proven`` and ``marked`` are pairs of arrays: each lane's number of rows, and its number of rows in arrays of
     episode fields. The first checksum is the CRC-32C of all arrays except priorities. The second checksum is a CRC-32C
-    of priorities without the two inversions of the register, so that zeros give 0.
+    of priorities; the register is not inverted, so that zeros give 0.
     """
     sums = [0, _INVERTED]
     for path in sorted(segment.plan.arrays):

@@ -241,8 +241,8 @@ def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
     """Return the CRC-32C of data; ``sums``, ``(parts,)`` uint32, has the CRC-32C of each of its parts.
 
     There is at least one part. All parts have ``length`` bytes, except the last part, which has ``last`` bytes. Without
-    the inversions of the register, a CRC is linear: crc(a + b) is the exclusive-or of crc(b) and of crc(a) shifted by
-    the length of b. Each round joins pairs of neighbouring parts. An additional first part of zeros does not change the
+    the inversions of the register, a CRC is linear: crc(a + b) is the exclusive-or of crc(b) and crc(a) shifted by the
+    length of b. Each round joins pairs of neighbouring parts. An additional first part of zeros does not change the
     result.
     """
     values, shift = sums[:-1] ^ np.uint32(after_zeros(0, length)), _shift(length)
