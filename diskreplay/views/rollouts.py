@@ -90,8 +90,8 @@ class Rollouts(View):
     left out.
 
     The sum over lambda stops at the end of an episode, but not where an episode was cut for its length. `truncated` is
-    true at the last step of an episode that neither terminated nor continues. It is also true at any other step that
-    did not terminate, if the column's next step does not continue the episode.
+    true at the last step of an episode that was truncated, or was cut and is not continued. It is also true at any
+    other step that did not terminate, if the column's next step does not continue the episode.
 
     The view is immutable: any thread may use it, and several samplers may share it. The position in each lane is part
     of a sampler's state.
