@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from diskreplay.distributions.base import OneOwner
 from diskreplay.distributions.number_arguments import fraction, number
 from diskreplay.distributions.saved_state import state_of
-from diskreplay.errors import SegmentGone
+from diskreplay.errors import NotEnoughData, SegmentGone
 from diskreplay.ids import EpisodeTable, Floats, Ints, places_of
 from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
@@ -252,23 +252,32 @@ class StoreMoments:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        saved = _SavedMoments.read(state)
+        expected = {name: found.mean.shape for name, found in self.moments.items()}
+        given = {name: found.mean.shape for name, found in saved.moments.items()}
+        if given != expected:
+            raise ValueError(f"these are moments of {given}, not of {expected}")
+        self.moments = {name: saved.moments[name] for name in expected}
+        self._newest, self._returns, self.not_finite = saved.newest, saved.returns, saved.not_finite
+        self._start_afresh()
+
+
+class _SavedMoments(NamedTuple):
+    """The values of a state of `StoreMoments`."""
+
+    moments: dict[str, Moments]
+    newest: Ints
+    returns: Floats
+    not_finite: int
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> "_SavedMoments":
         with state_of("the moments of a store"):
             moments = {str(name): loaded(found) for name, found in state["moments"].items()}
             newest, returns = np.array(state["newest"], np.int64), np.array(state["returns"], np.float64)
-            not_finite = int(state.get("not_finite", 0))
             if newest.ndim != 1 or newest.shape != returns.shape or (newest < 0).any():
                 raise ValueError("newest and returns are not one id and one number a lane")
-        self.replace(moments)
-        self._newest, self._returns = newest, returns
-        self.not_finite = not_finite
-        self._start_afresh()
-
-    def replace(self, moments: Mapping[str, Moments]) -> None:
-        expected = {name: found.mean.shape for name, found in self.moments.items()}
-        given = {name: found.mean.shape for name, found in moments.items()}
-        if given != expected:
-            raise ValueError(f"these are moments of {given}, not of {expected}")
-        self.moments = {name: moments[name] for name in expected}
+            return cls(moments, newest, returns, int(state.get("not_finite", 0)))
 
 
 def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -405,7 +414,8 @@ class Normalize(OneOwner, Transform):
         self._gamma, self._epsilon = fraction("gamma", gamma), number("epsilon", epsilon, 0.0)
         self.frozen = False
         self._store: StoreMoments | None = None
-        self._given: Mapping[str, Moments] | None = None  # initial moments, from which `bind` makes `_store`
+        # The state of `_store` until `bind` makes `_store`. It is empty if no statistics were given or loaded.
+        self._given: dict[str, Any] = StoreMoments({}, [], self._gamma).state_dict()
         self._prepared: Arrays = {}
 
     def __repr__(self) -> str:
@@ -439,15 +449,14 @@ class Normalize(OneOwner, Transform):
             gamma=source.gamma,
             epsilon=source.epsilon,
         )
-        made._given, made.frozen = moments, True
-        made._publish(moments)
+        given = {name: found._asdict() for name, found in moments.items()}
+        made.load_state_dict({**made.state_dict(), "moments": given, "frozen": True})
         return made
 
     @property
     def moments(self) -> dict[str, Moments]:
         """The statistics, (count, mean, var) in float64, by leaf ("obs", "obs/state"), and of returns as "return"."""
-        found = self._given if self._store is None else self._store.moments
-        return dict(found or {})
+        return dict(_SavedMoments.read(self._given).moments if self._store is None else self._store.moments)
 
     def bind(self, schema: Schema, view: View) -> list[str]:
         """Return the paths of the leaves to normalise."""
@@ -463,8 +472,8 @@ class Normalize(OneOwner, Transform):
         if self._store is None:
             weights = reward_leaves(schema, None if self._reward is True else self._reward) if self._reward else []
             store = StoreMoments(fields, weights, self._gamma)
-            if self._given is not None:
-                store.replace(self._given)
+            if self._given["moments"]:
+                store.load_state_dict(self._given)
             self._store = store
             self._publish(store.moments)
         return [*fields]
@@ -494,16 +503,22 @@ class Normalize(OneOwner, Transform):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics, and the newest counted step of each lane."""
-        own = StoreMoments({}, [], self._gamma) if self._store is None else self._store
-        return {"frozen": self.frozen, **own.state_dict()}
+        return {"frozen": self.frozen, **(self._given if self._store is None else self._store.state_dict())}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or has other fields."""
+        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or has other fields.
+
+        A `Normalize` without a sampler can also load a state, for example to normalise the observations of a policy
+        that acts.
+        """
         with state_of("Normalize"):
             frozen = bool(state["frozen"])
             if self._store is not None:
                 self._store.load_state_dict(state)
-                self._publish(self._store.moments)
+            else:
+                _SavedMoments.read(state)  # raises the errors
+                self._given = {name: state[name] for name in self._given if name in state}
+            self._publish(self.moments)
             self.frozen = frozen
 
     def normalize_obs(self, obs: Tree) -> Tree:
@@ -518,6 +533,11 @@ class Normalize(OneOwner, Transform):
         -------
         array or Tensor, or nested like `obs`
             Arrays if `obs` has arrays, and tensors if `obs` has tensors.
+
+        Raises
+        ------
+        NotEnoughData
+            There are no statistics yet, because no sampler has this `Normalize`, and no state was loaded.
         """
         return self._each(obs, self._normalized)
 
@@ -527,17 +547,25 @@ class Normalize(OneOwner, Transform):
 
     def normalize_reward(self, reward: Tree) -> Tree:
         """Normalise rewards, an array or tensor of any shape, by the current statistics."""
-        return _as_came(reward, lambda tensor: self._scaled(tensor, self._prepared))
+        if not self._reward:
+            return reward
+        prepared = self._current()
+        return _as_came(reward, lambda tensor: self._scaled(tensor, prepared))
 
     def unnormalize_reward(self, reward: Tree) -> Tree:
         """Undo `normalize_reward`, except for clipping."""
         if not self._reward:
             return reward
-        var = self._prepared[RETURN][1]
+        var = self._current()[RETURN][1]
         return _as_came(reward, lambda tensor: _result(_exact(tensor) * np.sqrt(var + self._epsilon), tensor, None))
 
+    def _current(self) -> Arrays:
+        if not self._prepared:
+            raise NotEnoughData(f"{self} has no statistics yet: give it to a sampler, or load a state, first")
+        return self._prepared
+
     def _each(self, obs: Tree, change: Any) -> Tree:
-        prepared = self._prepared
+        prepared = self._current()
 
         def changed(path: str, leaf: Tree) -> Tree:
             return _as_came(leaf, lambda tensor: change(tensor, prepared[path])) if path in prepared else leaf

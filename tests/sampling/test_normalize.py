@@ -226,6 +226,33 @@ def recorded(path: Path, env_type: type[Drift], steps: int = 300) -> tuple[Any, 
     return peer, store, before
 
 
+def test_a_policy_without_a_store_normalises_by_a_loaded_state(store: dr.Store) -> None:
+    made, alone, resumed = (dr.Normalize(reward=True) for _ in range(3))
+    with dr.Sampler(store, dr.Transitions(), seed=1, transform=made) as sampler:
+        stored = sampler.gather(sampler.sample().index).numpy()
+        for use in alone.normalize_obs, alone.unnormalize_obs, alone.normalize_reward, alone.unnormalize_reward:
+            with pytest.raises(dr.NotEnoughData, match="no statistics yet: give it to a sampler, or load a state"):
+                use(stored["reward"])
+        with pytest.raises(ValueError, match="not a state"):
+            alone.load_state_dict({"frozen": True})
+        alone.load_state_dict(made.state_dict())
+        for name in "normalize_obs", "unnormalize_obs":
+            found, expected = (getattr(one, name)(stored["obs"]) for one in (alone, made))
+            for number in (0, 1):
+                np.testing.assert_array_equal(found["state"][number], expected["state"][number])
+                assert not np.array_equal(found["state"][number], stored["obs"]["state"][number])
+        for name in "normalize_reward", "unnormalize_reward":
+            found, expected = (getattr(one, name)(stored["reward"]) for one in (alone, made))
+            np.testing.assert_array_equal(found, expected)
+            assert not np.array_equal(found, stored["reward"])
+    # A sampler of the same store continues from the state, and counts no step twice.
+    resumed.load_state_dict(alone.state_dict())
+    with dr.Sampler(store, dr.Transitions(), seed=1, transform=resumed) as sampler:
+        sampler.sample()
+    assert resumed.moments.keys() == made.moments.keys() == alone.moments.keys()
+    assert all(found.count == made.moments[name].count for name, found in resumed.moments.items())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("env_type", [Drift, Dicts])
 def test_statistics_are_those_of_vecnormalize(tmp_store: Path, env_type: type[Drift]) -> None:
@@ -278,6 +305,7 @@ def test_what_has_the_attributes_of_a_vecnormalize_is_taken_too(store: dr.Store)
     )  # fmt: skip
     transform = dr.Normalize.from_vecnormalize(source)
     assert transform.normalize_obs({"count": 5.5, "state": 1.0}) == {"count": 2.0, "state": 1.0}
+    assert transform.state_dict()["moments"] == {"obs/count": {"count": 10.0, "mean": 1.5, "var": 4.0}}
     with dr.Sampler(store, dr.Transitions(), seed=0, transform=transform) as sampler:
         batch = sampler.sample()
         assert torch.equal(batch.obs["count"], (sampler.gather(batch.index).obs["count"] - 1.5).float() / 2)
