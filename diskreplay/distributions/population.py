@@ -305,14 +305,8 @@ class Population:
             ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
         oldest = snapshot.oldest
         hides, self._oldest, self._reached, self._seen = oldest is not self._oldest, oldest, snapshot.reached, seen
-        if ended is not None:
-            self._add_ended(snapshot, ended, is_fresh)
-        if (hides or ended is not None) and (self._hide() or ended is not None):
-            # The merge waits until further runs come. A follower that reads all runs before the merge need not read
-            # them again.
-            self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
-            if self._is_unmerged and is_fresh and self._restored is None:
-                self._merge()
+        if hides or ended is not None:
+            self._add_and_hide(snapshot, ended, is_fresh)
         kind, left = RUNS if self._looks_at_open else RUNS_AND_OPEN, self._partly
         end = self._write_starts(snapshot, left, kind, self._ended)
         if end < 0:  # some runs are wholly hidden now
@@ -357,6 +351,16 @@ class Population:
         """Forget all runs; the next refresh reads all episodes again, with this order for runs that still exist."""
         self.snapshot, self._restored = None, order
         self.size = 0
+
+    def _add_and_hide(self, snapshot: Snapshot, ended: EpisodeTable | None, is_fresh: bool) -> None:
+        if ended is not None:
+            self._add_ended(snapshot, ended, is_fresh)
+        if self._hide() or ended is not None:
+            # The merge waits until further runs come. A follower that reads all runs before the merge need not read
+            # them again.
+            self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
+            if self._is_unmerged and is_fresh and self._restored is None:
+                self._merge()
 
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Add the runs of ended episodes to the second region of the block; see the module's docstring.

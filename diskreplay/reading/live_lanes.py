@@ -366,5 +366,5 @@ class LiveLanes:
     def _note_log_end(self) -> None:
         """Tell the kernel where the log ends: the kernel writes newly ended episodes to the free lines after it."""
         self._table = self._log.table
-        self._size = len(self._table)
+        self._size = len(self._table.lines)
         self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps

@@ -254,10 +254,9 @@ class Planner:
 
         This plan stays the first plan in the queue until it is passed to `delivered` or `drop`.
         """
-        queue = self.queue
-        if queue and queue[0].asked != sizes[0]:
+        if self.queue and self.queue[0].asked != sizes[0]:
             self.set_target(self.target.view, self.target.distribution)
-            queue = self.queue
+        queue = self.queue
         for size in sizes[len(queue) :]:
             try:
                 plan = self._draw_kept(size, refresh)
@@ -288,14 +287,13 @@ class Planner:
             elif not self.queue or len(plan.draw.ids):
                 self.queue.append(plan)
             return plan
-        except Exception:
-            raise  # nothing was drawn
-        except BaseException:
-            if before is not None and not any(kept is plan for kept in (*self.queue, *self._other_sizes.values())):
-                place, returned = before
+        except BaseException as error:
+            kept = *self.queue, *self._other_sizes.values()
+            # If the error is an Exception, nothing was drawn.
+            if not isinstance(error, Exception) and before is not None and not any(one is plan for one in kept):
                 if not self.rewind():
-                    active.go_back(place)
-                self._returned = returned
+                    active.go_back(before[0])
+                self._returned = before[1]
             raise
 
     def draw(self, size: int, refresh: bool, lost: Draw | None = None) -> Plan:
@@ -366,9 +364,8 @@ class Planner:
         active = self.target.active
         if active.gives_once:
             active.delivered(plan.draw)
-        queue = self.queue
-        if queue and queue[0] is plan:
-            queue.popleft()  # the usual case, without a call of `_replace`
+        if self.queue and self.queue[0] is plan:
+            self.queue.popleft()  # the usual case, without a call of `_replace`
         else:
             self._replace(plan, None)
 
@@ -380,13 +377,11 @@ class Planner:
 
     def _replace(self, plan: Plan, other: Plan | None) -> None:
         """Replace an undelivered plan by another one, or remove it, in a single operation."""
-        queue = self.queue
-        if queue and queue[0] is plan:
+        if self.queue and self.queue[0] is plan:
             if other is None:
-                queue.popleft()
+                self.queue.popleft()
             else:
-                queue[0] = other
-            return
+                self.queue[0] = other
         for size, kept in self._other_sizes.items():
             if kept is plan:
                 if other is None:

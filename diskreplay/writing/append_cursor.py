@@ -127,11 +127,8 @@ class AppendCursor:
         row, known, pending = segment.rows[0], 0, lane.pending
         if row > self._last and (next_obs is not None or row > self._last + 1):
             return False
-        if flags:
-            if flags & FIRST and (flags & CUT or row >= self._begin_limit):
-                return False
-            if episode and segment.lacks_values(0):
-                return False
+        if flags and self._must_refuse(flags, row, episode):
+            return False
         if pending is not None:
             known = len(pending)
             if items[:known] != pending:
@@ -168,3 +165,9 @@ class AppendCursor:
                 segment.note_values(0)
             lane.open, lane.continues, lane.resumes_at = not flags & (TERMINATED | TRUNCATED), False, None
         return True
+
+    def _must_refuse(self, flags: int, row: int, episode: EpisodeItems | None) -> bool:
+        """Return whether `append` must return False for a step that begins or ends an episode."""
+        if flags & FIRST and (flags & CUT or row >= self._begin_limit):
+            return True
+        return bool(episode) and self._segment.lacks_values(0)
