@@ -1,4 +1,4 @@
-"""The options of imports and exports, and how they choose the leaf of a store for each feature of a data set.
+"""The options of imports and exports, and the choice of a store's leaf for each feature of a data set.
 
 A feature is a named array of a data set. A leaf is a field of a store's nested schema, and has a path, such as
 ``"obs/image"``. Without options, each feature becomes the leaf at the feature's default path.
@@ -44,9 +44,9 @@ class Options(TypedDict, total=False):
         The features that become this part of a step. If the option is one name, the part is this feature. If the option
         is a list, or a dict ``{name in the store: name in the data set}``, the part is a dict of features. A slash in a
         name makes nested dicts. The name of a folder of features stands for all features in the folder. If the option
-        of a part is given, the part has only the features in the option. Other features that belong to the part by
-        default become extra fields. If ``extra`` is given, the extra fields are only the features in ``extra``, and all
-        other features that would be extra fields are left out.
+        of a part is given, the part has only the features in the option. Other features that are in this part without
+        options become extra fields. If ``extra`` is given, only the features in ``extra`` become extra fields. Other
+        features that would become extra fields are left out.
     rename : dict of str to str
         ``{name in the data set: name in the store}``. A new name that begins with the name of a part, such as
         "obs/top", is the feature's path in the store. Any other new name renames the feature within its part.
@@ -148,7 +148,7 @@ class SourceEpisode:
     Attributes
     ----------
     number : int
-        The number of the episode in the data set, counted from 0.
+        The episode's number in the data set, counted from 0.
     schema : Schema
         The schema of the store.
     """
@@ -235,8 +235,7 @@ class Layout:
             return rows
         with np.errstate(invalid="ignore", over="ignore"):
             made: NDArray[Any] = rows.astype(wanted)
-            # The cast back can undo a wrong cast: -1 becomes 255 in a uint8, and -1 again in an int8. So ``made``
-            # itself is compared with ``rows``, too.
+            # Casting back is not enough to find a wrong cast: -1 becomes 255 in a uint8, and -1 again in an int8.
             same = (made.astype(rows.dtype) == rows) & (made == rows)
         if rows.dtype.kind == "f" and wanted.kind == "f":
             same |= np.isnan(rows)
@@ -253,13 +252,12 @@ class Layout:
 def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
     """Return ``rows`` rounded to the nearest values of the dtype of ``cast``; a NaN becomes 0 in an integer dtype.
 
-    ``cast`` is ``rows`` after NumPy's ``astype``. For integer dtypes, ``astype`` has dropped fractions and high bits:
-    2.7 has become 2, and 300 has become 44 in a uint8.
+    ``cast`` is the result of ``rows.astype``.
     """
     if cast.dtype.kind not in "iu":
         return cast
-    # The comparisons are exact, although float64 rounds the largest int64 to 2**63: no float64 is between these two
-    # numbers.
+    # float64 rounds the largest int64 to 2**63. The comparisons below are still exact, since no float64 is between
+    # these two numbers.
     whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
     bounds = np.iinfo(cast.dtype)
     with np.errstate(invalid="ignore"):
@@ -279,14 +277,14 @@ def lay_out(
 ) -> Layout:
     """Return the layout that results from the options of an import or an export.
 
-    The keys of ``leaves`` and ``names`` are the features' default paths. ``schema`` is the leaves' default schema. If
-    the options change no path and no dtype, the layout has ``schema`` itself: paths cannot express the tuples of a
-    schema. ``left_out`` has the features that the reader has already left out.
+    The keys of ``leaves`` and ``names`` are the features' default paths. ``schema`` is the schema without options. If
+    the options change no path and no dtype, the layout has ``schema`` itself, which may have tuples. Paths cannot
+    express tuples. ``left_out`` has the features that the reader has already left out.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
     dtypes, unsafe = _dtypes(place, choice.dtype or {}, {*paths.values(), REWARD})
-    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # the field of zero rewards, if no feature is the reward
+    made = {REWARD: Field((), dtypes.get(REWARD, "float32"))}  # if no feature is the reward, all rewards are zero
     for old, new in paths.items():
         kind = leaves[old]
         shape = () if new == REWARD and kind.shape == (1,) else kind.shape
@@ -308,9 +306,9 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return ``found``, with each part of ``given`` whose leaves are the same in both schemas.
+    """Return ``found``, but take each part from ``given`` whose leaves are the same in both schemas.
 
-    ``found`` was made from paths, which cannot express tuples. ``given`` may have tuples.
+    Unlike ``found``, ``given`` may have tuples.
     """
     if given is None:
         return found
@@ -346,8 +344,7 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            # If a feature of steps and an episode field have the same name, the second of the two is named by its path
-            # instead.
+            # If two features have the same name, the options call the second feature by its path.
             if path in leaves:
                 self._names[path if name in self._names else name] = path
 
@@ -405,7 +402,7 @@ class _Chooser:
     def _find(self, wanted: str, option: str) -> list[tuple[str, str]]:
         """Return the name of each feature in the folder ``wanted``, and the feature's path inside the folder.
 
-        If ``wanted`` is a feature and not a folder, only this feature is returned, with an empty path.
+        If ``wanted`` is itself a feature, return this feature with an empty path.
         """
         if wanted in self._names:
             return [(wanted, "")]

@@ -1,4 +1,4 @@
-"""Export: write the ended episodes of a store to a data set, which appears at its path when it is complete.
+"""Export: write the ended episodes of a store to a new data set.
 
 Before the first episode is written, the export reports the data that the format cannot hold.
 """
@@ -41,7 +41,7 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally
 Where = Callable[[Episode], bool]
 
 RENAMED = {"names": "rename"}
-"""The present name of each renamed option. The keys are the options' names in earlier releases."""
+"""The present name of each renamed option, by the option's name in earlier releases."""
 
 _PREFIX_CHARACTERS = 48
 
@@ -49,8 +49,9 @@ _PREFIX_CHARACTERS = 48
 class ExportOptions(TypedDict, total=False):
     """The options that every ``export_dataset`` takes.
 
-    Imports have the same options, with names of features in the data set instead of paths in the store. The data set is
-    written as if the store had the leaves that result from the options. An import of the data set finds these leaves.
+    Imports have the same options, with names of features in the data set instead of paths in the store. The export
+    writes the data set as if the store had the leaves that the options define. An import of the data set finds these
+    leaves.
 
     Attributes
     ----------
@@ -58,9 +59,9 @@ class ExportOptions(TypedDict, total=False):
         The paths, such as "extra/latent", of the leaves that become this part of a step. If the option is one path, the
         part is this leaf. If the option is a list, or a dict ``{name in the part: path in the store}``, the part is a
         dict of leaves. The path of a dict of the schema stands for all leaves in the dict. If the option of a part is
-        given, the part has only the leaves in the option. Other leaves that belong to the part in the store become
-        extra fields. If ``extra`` is given, the extra fields are only the leaves in ``extra``, and all other leaves
-        that would be extra fields are left out.
+        given, the part has only the leaves in the option. The part's other leaves in the store become extra fields. If
+        ``extra`` is given, only the leaves in ``extra`` become extra fields. Other leaves that would become extra
+        fields are left out.
     rename : dict of str to str
         ``{path in the store: new name}``. A new name that begins with the name of a part, such as "obs/top", is the
         leaf's path in the exported schema. Any other new name renames the leaf within its part.
@@ -97,8 +98,8 @@ class Plan(NamedTuple):
     path : Path
         The path to write, in a new temporary folder. Nothing is at this path yet.
     schema : Schema
-        The schema of the exported leaves. If the export adds an extra field that tells which steps are hidden, the
-        schema has this field, too.
+        The schema of the exported leaves. If the export adds an extra field for hidden steps, the schema includes this
+        field.
     metadata : dict
         The note of the import that made the store: "format", "source", "metadata" and more. Empty if no import made
         the store.
@@ -125,7 +126,7 @@ class Format:
         files. All ``episodes`` have a final observation if "no_final_obs" is in ``not_held``. No episode has a final
         observation if "final_obs" is in ``not_held``.
     lossy : mapping
-        A description of the loss for each leaf that the caller asked to keep inexactly. The keys are paths.
+        A description of the loss, by the path of each leaf that the caller asked to keep inexactly.
     marks_hidden : bool
         Whether the format has its own column that tells which steps are hidden from samplers. For other formats, the
         export adds an extra field if steps are hidden.
@@ -201,9 +202,9 @@ class Exported:
     open_episodes : int
         The number of episodes that were left out because they have not ended.
     not_held : list of NotHeld
-        Data of the exported episodes that the format cannot hold, and that the data set therefore lacks.
+        Data of the exported episodes that the data set lacks, because the format cannot hold it.
     lossy : list of NotHeld
-        Data that are kept inexactly, as the caller asked.
+        Data that the data set keeps inexactly, as the caller asked.
     not_kept : list of str
         Leaves of the store that the options left out.
     """
@@ -226,7 +227,7 @@ def export_from(
     progress: Progress | Announced | None = None,
     dry_run: bool = False,
 ) -> Exported:
-    """Write the ended episodes of a store's current snapshot to a new data set, in the order of their start.
+    """Write the ended episodes of a store to a new data set, in the order in which the episodes began.
 
     The data set appears at ``path`` when it is complete. An export that fails leaves no files. A killed export leaves a
     hidden folder ``.NAME.new-...`` next to the path.
@@ -282,7 +283,7 @@ def _choice(options: ExportOptions) -> Choice:
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:
-    """Return the `Layout` of the exported leaves. In ``choice.dtype``, a renamed leaf has its path in the store."""
+    """Return the `Layout` of the exported leaves. The keys of ``choice.dtype`` are paths in the store."""
     leaves, place = store.schema.leaves, str(store.path)
     names = {path: path for path in leaves}
     found = lay_out(place, leaves, names, store.schema, replace(choice, dtype=None))
@@ -314,13 +315,12 @@ def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeD
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """Yield a path in a new, hidden folder, and move the data set at this path to ``target`` when the block succeeds.
+    """Yield a path in a new hidden folder; if the block succeeds, move the data set from this path to ``target``.
 
     If the block fails, the hidden folder is deleted with the unfinished data set.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The prefix has only the first characters of the name: a file name may have at most 255 bytes, and a character
-    # takes up to 4 bytes.
+    # The name is cut off, since a file name may have at most 255 bytes, and a character takes up to 4 bytes.
     with TemporaryDirectory(prefix=f".{target.name[:_PREFIX_CHARACTERS]}.new-", dir=target.parent) as folder:
         draft = Path(folder, target.name)
         yield draft
@@ -340,12 +340,11 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format whose data sets tell which steps are hidden from samplers, and the path of a new extra field.
+    """Return a format that records which steps are hidden from samplers, and the path of the extra field for it.
 
-    The new field is a bool for each step: true if the step is hidden. The path is None if no step is hidden, or if the
-    format has its own column for hidden steps. If the format cannot hold the field, the path is None, and ``not_held``
-    of the returned format has the entry `HIDDEN`. ``plain`` is the format for the exported leaves, without the new
-    field.
+    The extra field is true for hidden steps. The path is None if no step is hidden, or if the format has its own column
+    for hidden steps. If the format cannot hold the field, the path is None, and ``not_held`` of the returned format has
+    the entry `HIDDEN`. ``plain`` is the format without the extra field.
     """
     count = sum(episode.hidden_steps for episode in episodes)
     if plain.marks_hidden or not count:
@@ -402,7 +401,7 @@ def find_not_held(
 ) -> list[NotHeld]:
     """Return a `NotHeld` for each entry of ``lacking`` that concerns at least one episode.
 
-    ``lacking`` has the form of `Format.not_held`. Of the arrays of steps, only the priorities are read.
+    ``lacking`` is a `Format.not_held`. The search reads priorities, but no other array of steps.
     """
     # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | schema.step_leaves.keys()
@@ -415,7 +414,7 @@ def find_not_held(
 
 
 def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[str]:
-    """Return the keys of `Format.not_held` that concern this episode, except the paths of leaves of steps.
+    """Return the keys of `Format.not_held` for which this episode has data, except paths in `step_leaves`.
 
     Episode fields and priorities are looked up only if their names are in ``among``.
     """
@@ -431,7 +430,7 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
 
 
 class ColumnWriter:
-    """Appends rows to an array of h5py or zarr in a file, from row ``begin`` on, and writes them in whole blocks.
+    """Appends rows to an array of h5py or zarr, from row ``begin`` on, and writes whole blocks of rows.
 
     If row ``begin`` is inside of a block, the earlier rows of this block get the value ``fill``.
     """

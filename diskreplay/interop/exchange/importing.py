@@ -1,7 +1,7 @@
 """Import: append the episodes of a data set to a new store, or resume an interrupted import.
 
-An export by an earlier release kept some values in a side folder, next to the data set or inside it. An import does not
-read the values in a side folder, but warns with their names.
+Exports by earlier releases kept some values in a side folder: next to the data set, or inside of it. An import does not
+read a side folder, but its warning names the values there.
 """
 
 import math
@@ -54,12 +54,11 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED, _REFUSED = "import", "complete", "texts", "skipped", "refused"
-# The notes of up to this number of episodes are written together, as one note of the store. A resumed import reads the
-# last of these groups of episodes again, since the group's note may not have been written.
+# One note of the store has the notes of this number of episodes. A resumed import reads the last group of episodes
+# again, because the group's note may be missing.
 EPISODES_A_NOTE = 128
-# A compressed import makes about `_MOST_SEGMENTS` segments at most. Each segment has at least `_LEAST_SEGMENT_BYTES`
-# bytes, except the last. If there were more segments, the background compaction would merge packs. A merge needs disk
-# space for a second copy of the packs.
+# A compressed import makes at most about `_MOST_SEGMENTS` segments. With more segments, the background compaction would
+# merge packs, and would need disk space for a second copy of the merged packs.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if a data set has more than one cut in this number of steps.
 _STEPS_A_CUT = 10
@@ -71,9 +70,9 @@ class Planned(NamedTuple):
     Attributes
     ----------
     steps : int
-        The largest possible number of steps to append: ``where`` may leave out some steps.
+        The number of steps to append, if ``where`` accepts all episodes.
     nbytes : int
-        The size of these steps in bytes, without compression.
+        The size of ``steps`` steps in bytes, without compression.
     free : int
         The free disk space in bytes.
     """
@@ -98,34 +97,32 @@ class Source:
     schema : Schema or None
         The default schema of the store. None: the reader cannot tell which feature is the observation or the action.
     read : callable
-        ``read(n, paths)`` yields the episodes in order, from position n on. Each episode has at least the leaves at
+        ``read(n, paths)`` yields the data set's episodes from position n on, each with at least the leaves at
         ``paths``.
     metadata : dict
         The format's metadata of the whole data set, as JSON.
     cut : int
-        The number of cuts. The reader cuts an episode after each step whose next observation is not the observation of
-        the next row.
+        The number of cuts, as in `Imported`.
     part : str
-        The part of the data set, such as a split; an empty text for the whole data set.
+        The name of the imported part, such as a split. An empty text: the whole data set.
     export_path : Path, optional
-        The path to which the data set was exported, if this path is not ``place``. An earlier release may have written
-        a side folder inside of this path or next to it.
+        The path of the whole data set, if ``place`` is a folder inside of it. An import looks for a side folder at this
+        path.
     not_kept : list of str
-        Names of data in the data set that are not features, and that an import leaves out.
+        The names of data that are not features. An import leaves this data out.
     left_out : list of str
-        Features that the reader left out because the caller skips them.
+        The features that the reader has already left out, because the option ``skip`` names them.
     texts : dict of str to list of str
-        Lists of texts for leaves whose numbers stand for texts: the number i stands for item i of the list. A key is
-        the default path of a leaf, or another key of `Store.texts`, such as "task".
+        A list of texts for each leaf of texts, by the leaf's default path. The number i in the leaf stands for item i
+        of the list. A key may also be another key of `Store.texts`, such as "task".
     leaves : dict of str to Field, optional
-        The field of each feature, by default path. None: the leaves of ``schema``.
+        The field of each feature, by the feature's default path. None: the leaves of ``schema``.
     names : dict of str to str, optional
-        The name of each feature, by default path. None: the names are the paths.
+        The name of each feature, by the feature's default path. None: each feature's name is its path.
     numbers : list of int, optional
-        The number of each episode in the data set, for messages and for ``where``. None: the numbers are 0, 1, 2 and so
-        on.
+        Each episode's number in the data set. None: the numbers are 0, 1, 2 and so on.
     files : list of str, optional
-        The name of each episode's file, for messages, if each episode is a file of its own.
+        The name of each episode's file, if each episode has its own file.
     """
 
     format: str
@@ -208,16 +205,16 @@ def import_into(
     Parameters
     ----------
     path : path
-        The path of the store. Nothing may exist at this path, except an empty store with the resulting schema, or an
-        import of the same data set.
+        The path of the store. Nothing may exist at this path, except an empty store with the schema that ``choice``
+        results in, or an import of the same data set.
     choice : Choice
         The options of the caller. A resumed import needs the options of the first call.
 
     Raises
     ------
     StoreExists
-        Something else is at the path; the data set is inside of the store; the store was imported from other data or
-        with other options; or, after an interrupted import, the store or the data set has changed.
+        Something else is at the path, such as an import of other data or with other options. Or the data set is inside
+        of the store. Or the store or the data set has changed since an interrupted import.
     StoreLocked
         A writer has the store open, perhaps in another call of this import.
     StorageFull
@@ -280,7 +277,7 @@ def import_into(
 
 
 def check_place(place: Path, store: Path) -> None:
-    """Check that the place of a data set, which an import reads or an export makes, is outside of a store's folder."""
+    """Check that the path ``place`` of a data set is not inside of the folder of a store."""
     for path in (place, store):
         if "\0" in str(path):
             raise FormatError(f"{str(path)!r} has a NUL byte, which no path may have; give another path")
@@ -290,7 +287,7 @@ def check_place(place: Path, store: Path) -> None:
 
 
 def _plan(path: Path, source: Source, schema: Schema) -> Planned:
-    """Return the plan of an import, without the steps that earlier calls have appended."""
+    """Return the plan of an import; its ``steps`` does not count the steps that the store already has."""
     steps = source.steps
     with suppress(ReplayError), open_store(path) as store:
         is_complete = (store.read_note(NOTE) or {}).get(COMPLETE)
@@ -300,12 +297,12 @@ def _plan(path: Path, source: Source, schema: Schema) -> Planned:
 
 
 def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[str, Json]) -> tuple[bool, int]:
-    """Check that a store can be used for an import, and write the note of a new import.
+    """Check that an import can append to a store; for a new import, write its source and options to the store's notes.
 
-    Returns whether the import is complete, and the number of episodes in the store.
+    Return whether the import is complete, and the number of episodes in the store.
     """
     note = store.read_note(NOTE)
-    # If the store has lost or hidden steps, its number of episodes does not tell where the import continues.
+    # If steps are lost or hidden, the number of episodes does not tell where the import continues.
     info = store.info()
     changed = info["steps_inserted"] != len(store)
     if note is None:
@@ -336,13 +333,13 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
 def _append(
     store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
 ) -> tuple[int, int]:
-    """Append all episodes after the first ``begun``, which the store has; return the numbers of new episodes and steps.
+    """Append the episodes that the store lacks; return the number of these episodes and the number of their steps.
 
-    StoreExists is raised if an episode that is read again differs from the episode in the store.
+    The store has ``begun`` episodes. StoreExists is raised if one of them differs from the data set.
     """
     existing, steps = store.episodes[:begun], 0
-    # If the options leave out no episode, episode n of the store is episode n of the data set. In other imports, the
-    # data set is read from the beginning, to find out which of its episodes the store has.
+    # If the options may leave out episodes, the data set is read from the beginning, to find the episodes that the
+    # store has.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))
@@ -397,16 +394,13 @@ class _Selection:
             self.skipped.clear()
 
     def leave_out(self, position: int, error: ReplayError) -> None:
-        """Add an episode to ``skipped``; raise the error if ``on_error`` is "raise"."""
+        """Raise the error if ``on_error`` is "raise", otherwise add the episode to ``skipped``."""
         if self._choice.on_error == "raise":
             raise error
         self.skipped.append(Skipped(self.source.describe(position), str(error)))
 
     def episodes(self, first: int) -> Generator[tuple[int, EpisodeData, bool], None, None]:
-        """Yield the position of each readable episode from ``first`` on, the episode, and whether ``where`` accepts it.
-
-        The episode has the leaves of the store.
-        """
+        """Yield readable episodes from position ``first`` on: position, episode, and whether ``where`` accepts it."""
         where, schema = self._choice.where, self._layout.schema
         for position, made in self._readable(first):
             number = self.source.number_of(position)
@@ -432,7 +426,7 @@ class _Selection:
 
 
 def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
-    """Check that an episode has the leaves at ``paths``: numbers of the declared shapes, with a row for each step."""
+    """Check that an episode has all leaves in ``paths``: numbers of the declared shapes, with a row for each step."""
     what = f"{source.describe(position)} of {source.name}"
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"{what} has no {missing[0]}; it has {', '.join(episode.steps)}")
@@ -471,8 +465,8 @@ def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: i
 class _Segments:
     """Appends the episodes of an import to a store, and compresses each segment before the next segment begins.
 
-    So the disk needs room only for the compressed steps, one uncompressed segment, and the pack that replaces this
-    segment. If ``most_bytes``, the size of an uncompressed segment, is None, segments are not compressed.
+    So at most one segment on the disk is not compressed. A segment ends when its steps take ``most_bytes`` bytes
+    without compression. None: segments are not compressed.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:
@@ -530,9 +524,9 @@ class _Notes:
 
 
 def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
-    """Return an import's note about the data set, and a dict of the notes of episodes, by the id of the first step.
+    """Return the note about the imported data set, and each episode's note by the id of the episode's first step.
 
-    Both are empty if no import made the store.
+    Both results are empty if no import made the store.
     """
     of_episodes: dict[int, Json] = {}
     for name in store.note_names():
@@ -551,14 +545,12 @@ _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
 def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapping[str, Json]) -> tuple[Path, str]:
     """Return the side folder of a data set, and the names of the values that only this folder has.
 
-    In a side folder, an export by an earlier release kept values that the format could not hold. ``schema`` and
-    ``metadata`` come from the data set itself.
+    ``schema`` and ``metadata`` come from the data set itself.
 
     Returns
     -------
     tuple of Path and str
-        The side folder, or ``place`` if there is no side folder, and the names as one text, separated by commas. The
-        text is empty if there is no side folder, or if the data set itself has all values.
+        The side folder, and the names as one text with commas. Without a side folder: ``place`` and an empty text.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
         if not os.path.isfile(side / _DOCUMENT):  # `isfile` does not raise for a path that is too long
