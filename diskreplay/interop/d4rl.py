@@ -84,7 +84,7 @@ _PARTS = {array: part for part, array in _ARRAYS.items()}
 _BLOCK_BYTES, _KEPT_BYTES = 64 << 20, 1 << 30
 _METADATA_BYTES = 32 << 20
 _NEEDED = ("observations", "actions", REWARDS, TERMINALS)
-_BUFFER_BYTES = 1 << 20  # rows of an array are collected up to this number of bytes, and then written
+_BUFFER_BYTES = 1 << 20  # the rows of an array are written in blocks of this number of bytes
 _COMPRESSIONS = "gzip", "lzf", None
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and episode fields",
@@ -107,10 +107,10 @@ def import_dataset(
     """Import a file of D4RL into a new store, or resume an interrupted import.
 
     Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last of these ends are an episode that
-    was cut. An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. The
-    comparison is by value: ``observations`` and ``next_observations`` may differ in dtype, and one of these two arrays
-    may be rounded to float32. `Imported.cut` is the number of cuts for this reason. The import warns if this number is
-    more than a tenth of the number of steps. Episodes have a final observation if the file has ``next_observations``.
+    was cut. An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. In
+    this comparison, the two arrays may differ in dtype, and one array may be rounded to float32. `Imported.cut` is the
+    number of these cuts. The import warns if the number is more than a tenth of the steps. Episodes have a final
+    observation if the file has ``next_observations``.
 
     Parameters
     ----------
@@ -178,8 +178,7 @@ def export_dataset(
     path : path
         The HDF5 file. Nothing may exist at this path.
     hdf5_compression : str or None
-        The compression of the arrays: "gzip" (as in D4RL's own files), "lzf", or None: no compression, which is many
-        times faster.
+        The compression of the arrays: "gzip" (as in D4RL's own files), "lzf" or None. None is many times faster.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
@@ -372,9 +371,7 @@ class Reader:
     def _is_step(self, name: str) -> bool:
         """Tell whether an array has a row for each step.
 
-        The arrays that D4RL defines and the arrays in ``infos`` have a row for each step. Arrays in ``metadata`` and
-        ``virtual`` do not have a row for each step. Any other array has a row for each step if its length is the number
-        of rewards.
+        An array that D4RL does not define has a row for each step if its length is the number of rewards.
         """
         first = name.split("/")[0]
         if first in RESERVED or first == "infos":
@@ -399,7 +396,7 @@ class Reader:
             raise FormatError(f"{self._path}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
-        """Return the name of the array for each leaf, by path in the store, such as ``{"obs": "observations"}``."""
+        """Return the name of each leaf's array, by the leaf's path, such as ``{"obs": "observations"}``."""
         columns = {path: array for path in self.schema.step_leaves if (array := array_of(path)) is not None}
         for path in filter(is_obs, columns):
             following = self._arrays.get(next_of(path))

@@ -188,7 +188,7 @@ class _Replay:
             raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
-        """Yield the parts of each episode in the files ``chain``.
+        """Yield each episode of a chain of files as a list of parts, at most one part for each file.
 
         Each file continues the rows of the file before it, so an episode may begin in one file and end in a later file.
         """
@@ -214,10 +214,9 @@ class _Replay:
         yield from _if_steps(parts)
 
     def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
-        """Return the key of each leaf in the files, by its path in the store, such as ``{"obs/image": "image"}``.
+        """Return the key of each leaf, by the leaf's path, such as ``{"obs/image": "image"}``.
 
-        ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields. A step takes
-        observations, actions and extra fields from different rows.
+        ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields.
         """
         keys = self._open(self.episodes[0][0].file)
         found = {REWARD: REWARD}
@@ -278,7 +277,7 @@ class _Replay:
 
 
 def _chains(files: Sequence[Path]) -> list[list[Path]]:
-    """Return lists of the files: in each list, a file continues the rows of the file before it."""
+    """Return chains of files: each file of a chain continues the rows of the file before it."""
     chunks = {match["id"]: (file, match["next"]) for file in files if (match := _CHUNK.fullmatch(file.stem))}
     followed = {after for _, after in chunks.values()}
     chains = [[file] for file in files if not _CHUNK.fullmatch(file.stem)]
@@ -377,5 +376,5 @@ def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
 
 
 def _stem(number: int) -> str:
-    # The names of exported files sort before the names that a later training run writes, which begin with the time.
+    # Exported files sort before the files of a later training run, because names begin with the time.
     return f"00000000T000000-{number:032x}"

@@ -1,14 +1,15 @@
 """Demonstrations in HDF5 as robosuite, robomimic and Isaac Lab record them: ``data/demo_0``, ``data/demo_1``, ...
 
-A demonstration has ``actions``, and every other array has one row for each action. ``obs`` are the observations. The
-last row of ``next_obs`` is the observation after the last step. Files of robosuite have only ``states``, which become
-the observations. In files of Isaac Lab, ``states`` has the state after each step, and ``initial_state`` the state
-before the first step.
+A demonstration has an array ``actions``. Every other array has one row for each action. ``obs`` are the observations.
+The last row of ``next_obs`` is the observation after the last step. Files of robosuite have only ``states``, which
+become the observations. In files of Isaac Lab, ``states`` has the state after each step, and ``initial_state`` has the
+state before the first step.
 
 The array ``obs/NAME``, where NAME may have slashes, becomes the leaf ``obs/NAME`` of the store. Other arrays are extra
-fields. Attributes of numbers, such as ``seed``, are episode fields, and attributes of text, such as ``model_file``, are
-notes. ``initial_state`` of Isaac Lab is a group of episode fields. Demonstrations are in the order of their numbers:
-``demo_2`` comes before ``demo_10``. In an episode without a final observation, an export repeats the last observation.
+fields. Attributes that are numbers, such as ``seed``, become episode fields. Attributes that are texts, such as
+``model_file``, become notes. ``initial_state`` of Isaac Lab is a group of episode fields. Demonstrations are in the
+order of their numbers: ``demo_2`` comes before ``demo_10``. In an episode without a final observation, an export
+repeats the last observation.
 """
 
 import json
@@ -81,8 +82,8 @@ _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
 )
 _PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
 _COUNTS = "num_samples", "total"
-_ATTRIBUTE_BYTES = 60_000  # the largest attribute that an export writes; HDF5 allows 64 KiB
-_ALONE = f"{OBS}/{OBS}"  # An export gives this name to an observation that is not a dict.
+_ATTRIBUTE_BYTES = 60_000  # an export writes no larger attributes; HDF5 allows 64 KiB
+_ALONE = f"{OBS}/{OBS}"  # the name in the file of an observation that is not a dict
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
     PRIORITY: "robomimic has no initial priorities",
@@ -103,8 +104,8 @@ def import_dataset(
     """Import a file of demonstrations into a new store, or resume an interrupted import.
 
     Episodes are in the order of their numbers. An episode is terminated if its last value of ``dones`` is true,
-    otherwise truncated. Attributes of a demonstration that are numbers, such as ``success``, are episode fields; texts
-    are notes. Each list in ``mask`` becomes a boolean episode field, such as ``mask_train``, which is true for the
+    otherwise truncated. Attributes of a demonstration become episode fields if they are numbers, and notes if they are
+    texts. Each list in ``mask`` becomes a boolean episode field, such as ``mask_train``. The field is true for the
     episodes in the list.
 
     Parameters
@@ -171,7 +172,7 @@ def export_dataset(
     """Export the ended episodes of a store to a file of robomimic, with ``obs``, ``next_obs`` and ``dones``.
 
     Extra fields become arrays of a demonstration. Episode fields become attributes of the demonstration, or lists in
-    ``mask``. Episode fields in ``initial_state`` become the group of this name, as in files of Isaac Lab.
+    ``mask``. Episode fields in ``initial_state`` become the group ``initial_state``, as in files of Isaac Lab.
 
     Parameters
     ----------
@@ -233,7 +234,7 @@ class _Demos:
     leaves, names, metadata, left_out, skipped
         The arguments of `Source` with these names.
     not_kept : dict of str to None
-        Data that neither a leaf nor a note keeps.
+        The names of data that become neither a leaf nor a note.
     has_states_alone : bool
         Whether states become the observations because the file has no observations.
     """
@@ -281,8 +282,7 @@ class _Demos:
         """Return the names of the states that become observations.
 
         If the file has no observations and the option ``obs`` is not given, the result is all states. In a file of
-        Isaac Lab, the option ``obs`` selects states. In all other cases, the result is empty. A row of Isaac Lab's
-        states is the state after a step, so the initial state becomes the first observation.
+        Isaac Lab, the option ``obs`` selects states. In all other cases, the result is empty.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
@@ -292,7 +292,7 @@ class _Demos:
         return states if self.has_states_alone else wanted if self._is_isaac else []
 
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
-        """Return the names of a demonstration's arrays, and count its steps; None if the demonstration is skipped."""
+        """Count a demonstration's steps and return the names of its arrays; return None if it is skipped."""
         try:
             shapes = self._arrays.get(key)
             if shapes is None:
@@ -344,7 +344,7 @@ class _Demos:
         return found
 
     def _find_names(self, names: list[str], first: h5py.h5g.GroupID) -> dict[str, str]:
-        """Return the name of each array by its leaf's path in the store, such as ``{"action": "actions"}``."""
+        """Return the name of each leaf's array, by the leaf's path, such as ``{"action": "actions"}``."""
         found = dict[str, str]()
         for name in names:
             part, _, below = name.partition("/")
@@ -405,7 +405,7 @@ class _Demos:
         return found
 
     def _add_final(self, key: str, following: "_Array", obs: NDArray[Any]) -> None:
-        """Copy the last row of ``following``, an array of next observations, to the last row of ``obs``."""
+        """Set the last row of ``obs`` to the last row of the next observations ``following``."""
         rows = self._rows(key, following)
         pair = rows[:-1], obs[1:-1]
         if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
@@ -454,9 +454,9 @@ def _find(demo: h5py.h5g.GroupID, name: str) -> Any:
 
 
 def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, Shape]]:
-    """Return ``{demonstration: {array: shape}}``, with sorted names of arrays.
+    """Return ``{demonstration: {array: shape}}``, sorted by the name of the array.
 
-    A demonstration with links is left out, since its arrays may be in ``shapes`` by other names.
+    A demonstration with links is left out: ``shapes`` may have its arrays under other names.
     """
     found, linked = dict[str, dict[str, Shape]](), set[str]()
     for name, shape in sorted(shapes.items()):
@@ -469,7 +469,7 @@ def _arrays_of_demos(shapes: Mapping[str, Shape | None]) -> dict[str, dict[str, 
 
 
 def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
-    """Return the shapes of the arrays in a group and its inner groups by name. Links are followed."""
+    """Return the shape of each array in a group and its inner groups, by the array's name; follow links."""
     found, waiting, seen = dict[str, Shape](), [("", group)], set[Any]()
     while waiting:
         above, inner = waiting.pop()
@@ -488,7 +488,7 @@ def _datasets(group: h5py.h5g.GroupID) -> dict[str, Shape]:
 
 
 def _json(value: Any) -> Json:
-    """Return an attribute, or an item of a list in ``mask``, as JSON if possible. Bytes become text."""
+    """Return a value from HDF5 as JSON, if JSON has such values; bytes become text."""
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return value if isinstance(value, str) else np.asarray(value).tolist()

@@ -1,4 +1,4 @@
-"""Values of steps that the Gymnasium wrappers record, conversion of flags to bools, and leaves of nested fields."""
+"""Values that the Gymnasium wrappers record, and functions for flags and for nested values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -19,7 +19,7 @@ class StepValues:
     Attributes
     ----------
     running : (lanes,) bool
-        Lanes whose episode began by a reset and has not ended. A single environment is one lane.
+        True for a lane whose episode began by a reset and has not ended. A single environment is one lane.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class StepValues:
         self._given = {}
 
     def set_episode(self, fields: Mapping[str, Any]) -> None:
-        """Keep episode fields for each lane's running episode, or for its next episode if no episode is running."""
+        """Keep episode fields for each lane's running episode; a lane without one keeps them for its next episode."""
         known = [name for name in self._schema.episode if name not in self._episode_infos]
         for name in fields:
             if name not in known:
@@ -87,7 +87,7 @@ class StepValues:
         options are not recorded. Lanes that have False in ``lanes`` get an empty dict.
         """
         count = len(self._episodes)
-        seeds: list[Any] = [seed] * count  # used if `seed` is neither an integer nor a sequence
+        seeds: list[Any] = [seed] * count  # unless `seed` is an integer or a sequence
         if isinstance(seed, int | np.integer):
             seeds = [int(seed) + lane for lane in range(count)]
         elif self._leading and isinstance(seed, Sequence | np.ndarray):
@@ -113,7 +113,7 @@ class StepValues:
             ) from None
 
     def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
-        """Add the lanes of a mask to `running`, with the episode fields ``given``, which `reset_values` returned.
+        """Begin an episode in each lane of the mask ``lanes``, with the episode fields ``given`` from `reset_values`.
 
         Before this call, the caller must call `forget` for the old episodes of these lanes.
         """
@@ -124,8 +124,8 @@ class StepValues:
     def of_episodes(self, lanes: np.ndarray) -> list[tuple[np.ndarray, dict[str, Any]]]:
         """Return the episode fields of these lanes, as pairs ``(mask of lanes, values)``.
 
-        All lanes in the mask of a pair have the same fields. Values are nested like the schema, with a leading axis of
-        lanes for a vector environment.
+        The lanes of one mask have the same fields. Values are nested like the schema. For a vector environment, axis 0
+        of a value is the lanes.
         """
         groups: dict[tuple[str, ...], np.ndarray] = {}
         for lane in np.flatnonzero(lanes).tolist():
@@ -163,9 +163,8 @@ class StepValues:
     def from_infos(self, steps: list[Source], ends: list[Source]) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return the extra fields of stepped lanes, and the episode fields of ended lanes.
 
-        The episode fields are None if no lane ended. Each item of ``steps`` and ``ends`` is a pair: an info, and the
-        lanes to read in this info. Each field has a row for every lane of the environment. The row of a lane that is
-        not read is zeros.
+        The episode fields are None if no lane ended. Each field has a row for every lane of the environment. The row of
+        a lane that is not read is zeros.
         """
         steps, ends = [[source for source in sources if source[1].size] for sources in (steps, ends)]
         extra = {name: self._lanes(self._schema.extra[name], name, name, steps) for name in self._extra_infos}
@@ -219,10 +218,7 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def as_flags(value: Any, name: str, refused: type[ReplayError] = SchemaError) -> np.ndarray:
-    """Convert flags to bools; raise ``refused`` for values other than bools, 0 and 1.
-
-    Files and buffers of other libraries have flags as integers and floats.
-    """
+    """Convert flags to bools; raise ``refused`` for values other than bools, 0 and 1."""
     flags = as_numpy(value)
     if flags.dtype.kind != "b":
         if flags.dtype.kind not in "iuf":

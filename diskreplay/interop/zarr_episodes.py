@@ -7,8 +7,8 @@ export writes such data to further arrays, which other readers of the format ign
 An export writes rewards, extra fields and initial priorities to ``data``. It writes ``terminated``, ``truncated``,
 final observations and episode fields to ``meta``, with one row for each episode. The attribute ``diskreplay`` of the
 root group has the schema and the name of each leaf's array. The arrays are compressed by Blosc, as in diffusion_policy.
-If arrays have rows after the last episode, an import lists these rows in `Imported.not_kept`. An import reads images
-that a codec of another library compressed, such as JPEG XL, if this library is installed and registered.
+If arrays have rows after the last episode, an import lists these rows in `Imported.not_kept`. Another library's codec,
+such as JPEG XL, may have compressed images. An import reads these images if the library is installed and registered.
 """
 
 import math
@@ -142,13 +142,13 @@ def export_dataset(
     store_or_path : Store or path
         The store to export, or its path.
     path : path
-        The data set: a folder, or a file if it ends in ``.zip``. Nothing may exist at this path.
+        The data set: a zip file if the path ends in ``.zip``, otherwise a folder. Nothing may exist at this path.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
         Only return the result; write nothing.
     zarr_format : int
-        The version of zarr: 2, which diffusion_policy reads, or 3.
+        The version of zarr: 2 or 3. diffusion_policy reads version 2.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`. The name of an array is the path of the
         leaf without the first part: ``rename={"obs/image": "img"}`` makes ``data/img``.
@@ -184,7 +184,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
             else:
                 documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
             chunks = _BoundedStore(file, store)
-            # Consolidated metadata are not used: they may differ from the arrays' metadata files, which are checked.
+            # Consolidated metadata are not used: they may differ from the metadata files that are checked.
             root = zarr.open_group(chunks, mode="r", use_consolidated=False)
         except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FormatError):
@@ -194,7 +194,7 @@ def _opened(file: Path, stored: int) -> Iterator["_Group"]:
 
 
 class _BoundedStore(WrapperStore[Any]):
-    """A store of zarr that refuses files which are too large, and chunks which would unpack to more than they claim.
+    """A store of zarr that refuses too large files, and chunks that would unpack to more bytes than they claim.
 
     `layouts` has the layouts of checked arrays by name.
     """
@@ -249,7 +249,7 @@ class _Group:
 
 
 class _Layout(NamedTuple):
-    """The root group's attribute ``diskreplay``. ``names`` has the name of the array for each leaf."""
+    """The root group's attribute ``diskreplay``; ``names`` has the name of each leaf's array."""
 
     schema: Schema
     names: Mapping[str, str]
@@ -276,7 +276,7 @@ class _DataSet:
     Attributes
     ----------
     schema : Schema or None
-        The schema that an export of this module keeps; None for other data sets.
+        The schema in the attribute ``diskreplay``; None if the data set does not have this attribute.
     bounds : list of (int, int)
         The first row of each episode, and the row after the episode's last row.
     leaves, names, left_out, not_kept, metadata
@@ -323,7 +323,7 @@ class _DataSet:
         return column
 
     def _found(self) -> dict[str, str]:
-        """Return the name of each array by the leaf's path in the store, such as ``{"obs/img": "img"}``."""
+        """Return the name of each leaf's array, by the leaf's path, such as ``{"obs/img": "img"}``."""
         there = self._root.names()
         if self._layout:
             return dict(self._layout.names) | ({PRIORITY: PRIORITY} if PRIORITY in there else {})
@@ -396,8 +396,8 @@ class _Column:
     def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows from ``start`` to before ``stop``.
 
-        A larger block of rows is read, and kept for later calls. A block ends with a whole episode: ``stops`` has the
-        row after each episode's last row.
+        The call reads a larger block of rows, and keeps the block for later calls. The block ends at the end of an
+        episode. ``stops`` has the row after each episode's last row.
         """
         if start < self._start or stop > self._start + len(self._rows):
             first = start - start % self._chunk

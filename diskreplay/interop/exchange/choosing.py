@@ -349,7 +349,7 @@ class _Chooser:
                 self._names[path if name in self._names else name] = path
 
     def paths(self) -> tuple[dict[str, str], list[str]]:
-        """Return the path in the store of each kept feature, by default path, and the names of features not kept."""
+        """Return each kept feature's path in the store, by its default path, and the names of the other features."""
         skipped = {
             name
             for each in self._choice.named("skip") or ()

@@ -1,4 +1,4 @@
-"""Ended episodes as arrays by path: readers of formats yield them, and writers of formats receive them."""
+"""The class `EpisodeData`: an ended episode on its way between a store and a data set."""
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -137,7 +137,7 @@ def is_obs(path: str) -> bool:
 
 
 def nested(schema: Schema, part: str, values: Mapping[str, Any]) -> Any:
-    """Return the values of ``part``, such as "obs", nested as in the schema; ``values`` has them by path.
+    """Return the values of ``part``, such as "obs", nested as in the schema; the keys of ``values`` are paths.
 
     The result is ``{}`` if the part is "extra" or "episode" and ``values`` has no value of the part.
     """

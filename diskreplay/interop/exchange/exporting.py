@@ -340,7 +340,7 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format that records which steps are hidden from samplers, and the path of the extra field for it.
+    """Return a format that records the steps hidden from samplers, and the path of the extra field for this record.
 
     The extra field is true for hidden steps. The path is None if no step is hidden, or if the format has its own column
     for hidden steps. If the format cannot hold the field, the path is None, and ``not_held`` of the returned format has

@@ -58,7 +58,7 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def space_of(tree: Any) -> "Space[Any]":
-    """Return the Gymnasium space of nested fields; a field without a space becomes a Box of all values of its dtype."""
+    """Return the Gymnasium space of nested fields; a field without a space becomes a Box for any value of its dtype."""
     with MissingExtra.raised_for("a space", "gym"):
         from gymnasium import spaces
 
@@ -92,7 +92,7 @@ def _range(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 def _bounds(values: Any, field: Field) -> NDArray[Any]:
-    # Bounds of floats may be texts, such as "inf", which NumPy converts to float64. Bounds of integers are not
-    # converted to float64, which would round integers of 64 bits.
+    # Bounds of floats may be texts, such as "inf": NumPy converts texts to float64. float64 would round large integer
+    # bounds.
     read = np.asarray(values, np.float64 if field.dtype.kind == "f" else field.dtype)
     return np.broadcast_to(read.astype(field.dtype), field.shape)

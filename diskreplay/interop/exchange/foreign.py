@@ -38,10 +38,10 @@ NUMBERS = "biuf"
 
 _DOCUMENTS = (".json", ".jsonl", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _DOCUMENT_BYTES = 64 << 20
-# A file of any size may claim `_SMALL_BYTES` bytes of uncompressed data. A larger claim may have `_MOST_PACKED` bytes
-# for each stored byte, since deflate compresses at most 1032 bytes into one.
+# A file of any size may claim `_SMALL_BYTES` bytes of uncompressed data. A larger claim must be at most `_MOST_PACKED`
+# times the stored bytes: deflate compresses at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
-_MOST_ABSENT = 1 << 17  # an array of up to this number of chunks passes in a file of any size
+_MOST_ABSENT = 1 << 17  # an array may have this number of chunks in a file of any size
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR),
@@ -52,7 +52,7 @@ _OF_THE_SYSTEM = {
 def foreign(place: Path) -> Iterator[int]:
     """Check the files of a data set, and yield their total size in bytes.
 
-    `reading` converts errors of the ``with`` block.
+    Errors of the ``with`` block are converted as by `reading`.
     """
     with reading(place):
         yield check_files(place)
@@ -83,7 +83,7 @@ def reading(name: Path | str) -> Iterator[None]:
 
 
 def _line(text: object) -> str:
-    """Return a text as one printable line: names in a data set and messages of libraries may have any characters."""
+    """Return a text as one printable line."""
     line = str(text)
     if line.isprintable():
         return line
@@ -138,7 +138,7 @@ def _blobs(root: str) -> str | None:
 def _linked(path: str, root: str, blobs: str | None) -> int:
     target = os.path.realpath(path)
     if target.startswith(f"{root}{os.sep}") and (os.path.isdir(target) or not os.path.lexists(target)):
-        return 0  # `check_files` counts the files of a linked folder at the folder's own path
+        return 0  # `check_files` also comes to a linked folder by its own path, and counts it there
     if os.path.dirname(target) == blobs or target.startswith(f"{root}{os.sep}"):
         return _checked(path, os.stat(target))
     raise FormatError(f"{path} is a link that leads out of the data set; copy the data set with `cp -rL` first")

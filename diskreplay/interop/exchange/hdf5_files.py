@@ -51,8 +51,7 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
     Returns
     -------
     dict of str to tuple of int or None
-        The shapes of the data sets by name. The value is None for a soft link, and for each further name of a group
-        that has several names.
+        The shapes of the data sets by name. The value is None for a soft link, and for the second name of a group.
     """
     stored, found = path.stat().st_size, dict[str, Shape | None]()
     with h5py.File(path, "r") as file:
@@ -124,7 +123,7 @@ def _check_dataset(item: h5py.h5d.DatasetID, what: str, stored: int) -> Shape:
 def _items(root: h5py.h5g.GroupID, path: Path) -> Iterator[tuple[str, object]]:
     """Go through all groups of a file, and yield the full name and the object of each member.
 
-    The object is None for a soft link, and for each further name of a group that has several names.
+    The object is None for a soft link, and for a group that was found before by another name.
     """
     waiting, seen = [(root, "", 0)], set()
     while waiting:

@@ -466,7 +466,7 @@ class _Segments:
     """Appends the episodes of an import to a store, and compresses each segment before the next segment begins.
 
     So at most one segment on the disk is not compressed. A segment ends when its steps take ``most_bytes`` bytes
-    without compression. None: segments are not compressed.
+    without compression. If ``most_bytes`` is None, segments are not compressed.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from diskreplay.errors import FormatError
 
 _KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-_MOST_DEEP = 64  # levels of nested tuples; hashing deeper tuples, as keys of a dict, would overflow the stack
+_MOST_DEEP = 64  # the largest depth of nested tuples; hashing deeper tuples would overflow the stack
 _MOST_ARGUMENTS = 64
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
-# Opcodes that are followed by a value of bytes, such as the data of an array. `_Opcodes` skips such a value if it has
-# at least `_LARGE` bytes.
+# Opcodes for a bytes object, such as an array's data. `_Opcodes` skips the data of objects of `_LARGE` bytes or more.
 _ARRAYS, _LARGE = (pickle.BINBYTES8, pickle.BYTEARRAY8, pickle.BINBYTES), 4096
 _OF_NUMPY = ("numpy._core", "numpy.core")  # numpy.core is the name in NumPy 1
 
@@ -57,7 +56,7 @@ class Record:
 
 
 class PickledArray:
-    """An array in a pickle; ``values`` is None if the array has another dtype than bool, int or float."""
+    """An array in a pickle; ``values`` is None unless the array's dtype is bool, int or float."""
 
     __slots__ = ("values",)
 
@@ -74,7 +73,7 @@ class PickledArray:
 
 
 class _Dtype:
-    """A dtype of numbers, restored without NumPy, since NumPy trusts the layout that a pickle claims."""
+    """A dtype in a pickle, read without NumPy: NumPy would trust the layout that the pickle claims."""
 
     __slots__ = ("known",)
 
@@ -102,8 +101,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any, classes: Collection[str], nbytes: int) -> None:
         super().__init__(file)
         self._classes, self._left = classes, 2 * nbytes
-        # Each file gets new classes and functions, since a pickle may change attributes of the classes and functions
-        # that it gets.
+        # Each pickle gets its own copies of classes and functions, since a pickle may change their attributes.
         self._known: dict[str, Any] = {
             "numpy.dtype": _subclass(_Dtype),
             "numpy.ndarray": _subclass(Record),
@@ -134,7 +132,7 @@ class _Unpickler(pickle.Unpickler):
     def _copy(self, items: int) -> None:
         """Count copied values, and refuse a file that copies more than two values for each of its bytes.
 
-        Without this limit, a small file could have the same long list copied many times.
+        Without this limit, a small file could make the loader copy one long list many times.
         """
         self._left -= items
         if self._left < 0:
@@ -186,9 +184,8 @@ def load(path: Path, classes: Collection[str]) -> Any:
 def _check(mapped: mmap.mmap) -> None:
     """Check, before a pickle is loaded, that none of its opcodes claims more bytes or values than the file has.
 
-    Python's loader allocates as much memory as opcodes claim: for lengths, and for indices in the memo, the pickle's
-    list of values. The check also tracks how deep the values on the stack are nested, since Python hashes nested tuples
-    without a depth limit.
+    Python's loader would allocate as much memory as an opcode claims: for a value, or for the memo, a list of shared
+    values. The check also limits the depth of nested tuples, since Python hashes tuples without a limit.
     """
     stack: list[int | None] = []  # the nesting depth of each value; None for a mark, which begins a group of values
     memo: dict[int, int] = {}

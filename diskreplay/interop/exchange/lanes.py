@@ -1,8 +1,8 @@
 """Find the order of rows and the boundaries of episodes in flat buffers of transitions.
 
 A flat buffer marks where an episode ended, but not where an episode began. Two consecutive transitions belong to one
-episode if the first transition did not end an episode. Also, the next observation of the first transition must be the
-observation of the second.
+episode under two conditions. The first transition did not end an episode. And its next observation is the observation
+of the second transition.
 """
 
 import math
@@ -148,7 +148,7 @@ def pieces(ended: Bools) -> list[Piece]:
 class LaneFiller:
     """Appends each `Piece` to the shortest lane.
 
-    If all pieces come in the order of the function `pieces`, each piece returns to the lane from which it came.
+    If the pieces come in the order in which `pieces` returns them, each piece goes to its old lane.
     """
 
     def __init__(self, lanes: int) -> None:

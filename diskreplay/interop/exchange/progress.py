@@ -1,4 +1,4 @@
-"""Report the progress of imports and exports: to a function in numbers of steps, or to an `Announced` in detail."""
+"""Report the progress of imports and exports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from diskreplay.workers import Job, Workers
 
 T = TypeVar("T")
 
-# The thread passes short episodes to the caller together, since passing an episode takes longer than reading it.
+# The thread passes several short episodes at once, since passing an episode takes longer than reading a short one.
 _AHEAD_BYTES = 1 << 20
 
 
@@ -36,8 +36,8 @@ def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
 def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, None, None]:
     """Yield the episodes of an iterator in order, while a thread reads the next episodes.
 
-    The thread reads ahead until the episodes take ``_AHEAD_BYTES``, but at least one episode. If an episode cannot be
-    read, the error is raised after all earlier episodes.
+    The thread reads the next episode, and more if these episodes take less than ``_AHEAD_BYTES``. If an episode cannot
+    be read, the error is raised after all earlier episodes.
     """
     with closing(read_ahead(repeat(partial(_next_ones, episodes)))) as packs:
         for some, error in packs:
@@ -49,7 +49,7 @@ def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, No
 
 
 def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
-    """Read episodes until their arrays take ``_AHEAD_BYTES``; return them, and the error if an episode cannot be read.
+    """Return the next episodes, of ``_AHEAD_BYTES`` or more, and the error if an episode cannot be read.
 
     The list is empty at the end of the iterator.
     """
@@ -74,7 +74,7 @@ def write_behind(
     Parameters
     ----------
     write : callable
-        ``write(first, episodes)`` writes a group; ``first`` is the number of the group's first episode.
+        ``write(first, episodes)`` writes a group; ``first`` is the index of the group's first episode.
     most_bytes, most_episodes
         A group is complete when its arrays take ``most_bytes``, or when it has ``most_episodes`` episodes.
     """

@@ -1,7 +1,7 @@
-"""Checks of zarr's metadata files, .zarray and zarr.json, before zarr reads an array: dtypes, sizes and codecs.
+"""Check dtypes, sizes and codecs in zarr's metadata files, .zarray and zarr.json, before zarr reads an array.
 
-zarr creates the codecs that a metadata file names. Some codecs, such as pickle, run code. So only the dtypes and codecs
-in the lists of this module are accepted. These codecs decode numbers and do nothing else.
+zarr creates the codecs that a metadata file names. Some codecs, such as pickle, run code. So this module accepts only
+the codecs in its lists. These codecs decode numbers and do nothing else.
 """
 
 import bz2
@@ -33,14 +33,14 @@ _DTYPES_3 = {
 }
 _COMPRESSORS = {"blosc", "zstd", "lz4", "zlib", "gzip", "bz2"}
 _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
-_IMAGES = "imagecodecs_"  # codecs of the library imagecodecs, which zarr has only if the program registered them
+_IMAGES = "imagecodecs_"  # codecs of the library imagecodecs; zarr uses them only if the program registered them
 _OF_NUMCODECS = "numcodecs."
 _SHARDS = "sharding_indexed"
 _INDEX: list[_Codec] = [("bytes", {"endian": "little"}), ("crc32c", {})]
 # A compressed chunk takes at most twice the bytes of the uncompressed chunk, plus this number of bytes.
 _OVERHEAD = 64 << 10
 _ZSTD_FRAME, _ZSTD_BLOCK, _BLOSC_HEADER, _CHECKSUMS = 0xFD2FB528, 128 << 10, 16, 64
-_NO_CHUNK = (1 << 64) - 1  # the offset and the length of a chunk that a shard omits
+_NO_CHUNK = (1 << 64) - 1  # offset and length of an omitted chunk in the index of a shard
 
 
 class Shards(NamedTuple):
@@ -95,8 +95,8 @@ class Layout(NamedTuple):
     def may_unpack(self, file: memoryview) -> bool:
         """Tell whether a file is complete, and each of its chunks unpacks to at most ``most`` bytes.
 
-        The check reads the sizes in the chunk's headers. Chunks of zlib, gzip and bz2 have no sizes in their headers,
-        so up to ``most`` + 1 bytes of such a chunk are unpacked.
+        The check reads the size in the header of each chunk. The headers of zlib, gzip and bz2 have no size, so the
+        check unpacks up to ``most`` + 1 bytes of such a chunk.
         """
         chunks = [file] if self.shards is None else self.shards.chunks(file)
         return len(file) <= self.file_nbytes and all(data is not None and self._fits(data) for data in chunks)
@@ -117,10 +117,10 @@ class Layout(NamedTuple):
 
 
 class Documents:
-    """The metadata files, .zarray and zarr.json, of the arrays in a zarr group, which is a folder or an open zip file.
+    """The metadata files, .zarray and zarr.json, of the arrays in a zarr group: a folder or an open zip file.
 
-    ``place`` is the folder or zip file, of ``stored`` bytes, which `check_files` has checked. ``archive`` is None for a
-    folder.
+    ``place`` is the path of the folder or zip file. Its files have ``stored`` bytes in all. `check_files` has checked
+    the files. ``archive`` is None for a folder.
     """
 
     def __init__(self, place: Path, archive: zipfile.ZipFile | None, stored: int) -> None:
@@ -159,7 +159,7 @@ class Documents:
         return found
 
     def _read(self, name: str) -> list[bytes]:
-        """Return the contents of all files called ``name``: a zip file may have several, and zarr may read any one."""
+        """Return the contents of all files called ``name``: a zip file may have several such files."""
         if self._archive is None:
             file = self._place / name
             if not file.is_file():
@@ -239,7 +239,7 @@ class Documents:
         )
 
     def _shards(self, name: str, shard: Sequence[int], settings: Mapping[str, Json]) -> Shards:
-        """Check the configuration of shards of the shape ``shard``, and return the division of a shard into chunks."""
+        """Check the settings of shards that have the shape ``shard``; return the division of a shard into chunks."""
         codecs, place = self._named(name, settings.get("index_codecs")), settings.get("index_location", "end")
         if codecs not in (_INDEX, _INDEX[:1]) or place not in ("start", "end"):
             raise self._refused(name, f"has an index of shards at the {place!r:.20}, packed by {codecs!r:.80}")
@@ -251,7 +251,7 @@ class Documents:
         return Shards(count, 16 * count + 4 * (len(codecs) - 1), place == "start")
 
     def _check_codecs(self, name: str, codecs: Sequence[_Codec]) -> None:
-        """Check the codecs of an array, given in the order in which zarr applies them to write a chunk."""
+        """Check an array's codecs; ``codecs`` has them in the order in which zarr applies them to a new chunk."""
         known, names = {*_COMPRESSORS, *_FILTERS, "bytes", "transpose"}, [kind for kind, _ in codecs]
         if others := [kind for kind in names if kind not in known and not kind.startswith(_IMAGES)]:
             raise self._refused(name, f"is packed by the codec {', '.join(others):.80}")
@@ -262,8 +262,8 @@ class Documents:
         packers = [at for at, kind in enumerate(names) if kind in _COMPRESSORS]
         if len(packers) > 1 or names.count("delta") > 1:
             raise self._refused(name, f"is packed several times, by {', '.join(names)}")
-        # A compressed chunk must begin with its header, which has the sizes. Only these two codecs may follow the
-        # compression: without a configuration, they add a checksum at the end of the chunk.
+        # A compressed chunk must begin with its header, in which `may_unpack` reads the size. So only these two codecs
+        # may follow the compression: they add a checksum at the end of the chunk.
         at_end: list[_Codec] = [("crc32c", {}), ("fletcher32", {})]
         if packers and any(each not in at_end for each in codecs[packers[0] + 1 :]):
             raise self._refused(name, f"is changed after it is packed, by {', '.join(names)}")
@@ -350,7 +350,7 @@ def _zstd_size(data: memoryview) -> int:
         at += 3 + (1 if kind == 1 else size)
         if kind == 2:
             total += _ZSTD_BLOCK - size if not is_last else 0
-    # The data must be one frame, with at most a checksum of 4 bytes after it. A decoder would unpack further frames,
-    # too, which the estimate does not count.
+    # The data must be one frame, with at most 4 bytes after the frame. The estimate does not count further frames,
+    # although a decoder would unpack them.
     is_alone = int.from_bytes(data[:4], "little") == _ZSTD_FRAME and len(data) - at - 4 * has_checksum <= 4
     return (declared if width else total) if is_alone else _LARGEST

@@ -1,27 +1,26 @@
 """Data sets of Minari, in HDF5, Arrow or Parquet.
 
 Observations, actions and rewards become fields of the store, with the spaces of the data set and the dtypes of the
-data. The last termination and truncation of an episode tell how it ended. The seed of an episode is its episode field
-``seed``. The infos of steps are the extra field ``infos``, with the same nesting, and the infos of the reset are the
-episode field ``reset_infos``. The notes of the store have data that are not arrays of the steps: texts, options, and
-infos that the first episode lacks. The notes also have the metadata of the data set, such as the spec of the
-environment and the authors.
+data. The flags of an episode's last step tell how the episode ended. The seed of an episode is its episode field
+``seed``. Infos of steps become the extra field ``infos``, with the same nesting. Infos of the reset become the episode
+field ``reset_infos``. The notes of the store keep other data: texts, options, infos that the first episode lacks, and
+the metadata of the data set.
 
 An import follows these rules:
 
-- In the options, features have the names in the files: ``observations/image``, ``actions``, ``rewards``,
-  ``infos/success``, ``seed``, and ``reset_infos/success`` for the infos of the reset.
+- Options use the names of features in the files: ``observations/image``, ``actions``, ``rewards``, ``infos/success``,
+  ``seed``, and ``reset_infos/success`` for the infos of the reset.
 - An episode with equal numbers of observations and steps has no final observation.
-- Flags of terminations and truncations before the last step of an episode become notes.
+- Terminations and truncations before the last step of an episode become notes.
 - Texts in a dict of observations become notes. If the observations are only texts, or a store cannot hold a space, the
   import raises.
 - The infos of the first episode become fields. If a later episode lacks one of these infos, the field is zeros in this
   episode, and a note says so.
 - Images that Minari keeps as JPEG are imported with the pixels that Minari decodes.
 
-An export writes the notes of an import back. The extra fields of a store that was not imported from Minari become
-infos. The first row of these infos, which belongs to the reset, is zeros. An episode that was cut is marked as
-truncated. In an episode without a final observation, the last observation is repeated.
+An export writes the notes of an import back. All extra fields become infos. An extra field other than ``infos`` has no
+value for the reset: the info has zeros there. An episode that was cut is marked as truncated. In an episode without a
+final observation, the last observation is repeated.
 """
 
 import os
@@ -97,8 +96,7 @@ def open_source(source: str | PathLike[str]) -> Source:
         _check_spaces(folder, metadata)
         _check_hdf5(folder)
         storage = MinariStorage.read(folder)
-        # Minari's storage would read `metadata.json` again for the number of episodes, and again for the number of
-        # steps. The file may be large, since it has the bounds of images.
+        # Minari's storage would read `metadata.json` again for each of these numbers, and the file may be large.
         episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
         if not episodes:
             raise FormatError(f"{folder} has no episodes")
@@ -126,7 +124,7 @@ def open_source(source: str | PathLike[str]) -> Source:
 def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: int, stop: int) -> Iterator[Raw]:
     """Yield the episodes of a data set from number ``first`` to before ``stop``, with the metadata of each episode.
 
-    ``metadata`` is the content of `metadata.json`, which Minari's storage would read again.
+    ``metadata`` is the content of `metadata.json`.
     """
     numbers, data_format = range(first, stop), metadata["data_format"]
     form = storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
@@ -228,8 +226,7 @@ def _libraries() -> AbstractContextManager[None]:
 def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Check that the metadata have the spaces; without spaces, Minari would make an environment from the metadata.
 
-    The entry point of this environment may be any function of any module. Minari would call this function with
-    arguments from the data set.
+    To make an environment, Minari calls a function of any module, as the metadata say.
     """
     for name in ("observation_space", "action_space"):
         if not isinstance(metadata.get(name), str):

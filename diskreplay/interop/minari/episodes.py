@@ -29,8 +29,7 @@ class Layout:
     Attributes
     ----------
     infos : dict of str to str
-        The path of the extra field for each info of a step. A key is a name such as "a/b" for the info "b" in the dict
-        "a".
+        The path of each info's extra field, by the name of the info, such as "a/b" for the info "b" in the dict "a".
     texts : list of str
         The path of each text in the observations: the keys, joined by slashes.
     """
@@ -109,11 +108,11 @@ class Layout:
     # --- and back ----------------------------------------------------------------------------------------------------
 
     def raw(self, episode: EpisodeData, *, in_arrow: bool) -> Raw:
-        """Return an episode of the store in Minari's form: the arguments of `EpisodeBuffer`, and its metadata.
+        """Return an episode in Minari's form: the arguments of `EpisodeBuffer`, and the metadata of the episode.
 
-        ``in_arrow`` is true for Arrow and Parquet. All columns of such a file have the same length, so an info without
-        a value for the reset begins with a row of zeros. In HDF5, the row of zeros is added only to infos that come
-        from extra fields other than "infos".
+        ``in_arrow`` is true for Arrow and Parquet, where all columns have the same length. There, an info without a
+        value for the reset begins with a row of zeros. In HDF5, this row is added only to infos from extra fields other
+        than "infos".
         """
         schema, count = self.schema, len(episode)
         notes = _own(episode.notes)
@@ -148,7 +147,7 @@ def _own(notes: Json) -> dict[str, Json]:
 
 
 def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[str, NDArray[np.bool_]]:
-    """Return the terminations and truncations, ``(T,)`` each; an episode that was cut is truncated in Minari."""
+    """Return the terminations and truncations, ``(T,)`` each; a cut episode counts as truncated in Minari."""
     found = {}
     lasts = episode.terminated, episode.truncated or (episode.cut and not any(name in notes for name in ENDS))
     for name, last in zip(ENDS, lasts, strict=True):
@@ -160,7 +159,7 @@ def _flags(episode: EpisodeData, count: int, notes: Mapping[str, Json]) -> dict[
 
 
 def _fits(rows: NDArray[Any], leaf: Field, count: int, has_reset: bool) -> bool:
-    """Tell whether an info's ``rows`` fit the extra field ``leaf``: a row for the reset, and one for each step.
+    """Tell whether an info's ``rows`` fit the extra field ``leaf``, with a row for the reset and a row for each step.
 
     If the store has no field for the reset (``has_reset`` is false), the row of the reset may be missing or zeros.
     """

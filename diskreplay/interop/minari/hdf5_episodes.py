@@ -1,6 +1,6 @@
 """Read episodes of Minari in HDF5: each episode is a group of arrays, nested like the spaces and the infos.
 
-Minari's own functions make several objects of h5py for each array, which takes longer than reading a short array.
+Minari's own functions are slower: they make several objects of h5py for each array.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ __all__ = ["read_hdf5"]
 def read_hdf5(
     folder: Path, observations: AnySpace, actions: AnySpace, is_jpeg: bool, numbers: Iterable[int]
 ) -> Iterator[Raw]:
-    """Yield the episodes with these numbers in Minari's form; the infos are an empty dict if the file has none.
+    """Yield the episodes with these numbers, in Minari's form; an episode without infos has an empty dict of infos.
 
     `check_hdf5` must have checked the file.
     """

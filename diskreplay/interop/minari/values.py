@@ -1,4 +1,4 @@
-"""Convert values of Minari that are not arrays, such as texts and options, to JSON and back, and simplify spaces."""
+"""Convert Minari's texts, options and other values that are not arrays to JSON and back; simplify spaces."""
 
 import base64
 from collections import OrderedDict
@@ -76,7 +76,7 @@ AnySpace = Space[Any]
 def without_texts(space: AnySpace, name: str) -> tuple[AnySpace, list[str]]:
     """Return a space without the texts in its dicts, and the paths of these texts, with slashes between the keys.
 
-    SchemaError is raised if the space, called ``name`` in the message, has only texts.
+    SchemaError is raised if the space has only texts. The message calls the space ``name``.
     """
     kept, texts = _without_texts(space, "")
     if kept is None:
@@ -99,10 +99,10 @@ def _without_texts(space: AnySpace, path: str) -> tuple[AnySpace | None, list[st
 
 
 def with_one_bound(space: AnySpace) -> AnySpace:
-    """Return a copy of a space in which each Box becomes a Box of one number, with the bounds of its first number.
+    """Return a copy of a space; a Box becomes a Box of one number, with the bounds of the old Box's first number.
 
-    If the conversion of this copy to Minari's JSON and back changes nothing, the conversion of the given space changes
-    nothing, too. Converting the given space would take long, since a Box may have many thousand bounds.
+    If Minari's JSON keeps the copy exactly, it keeps the space exactly, too. The copy is converted faster: a Box may
+    have many thousand bounds.
     """
     if isinstance(space, spaces.Dict):
         return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))

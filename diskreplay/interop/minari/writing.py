@@ -27,7 +27,7 @@ __all__ = ["DATA_SET_ID", "NAME", "DataFormat", "write"]
 NAME = "minari"
 DataFormat = Literal["hdf5", "arrow", "parquet"]
 
-DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")  # names in Minari's folder; all other texts are paths
+DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")  # a name in Minari's folder; any other text is a path
 _COMPUTED = {
     *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
     *("observation_space", "action_space", "dataset_id", "minari_version"),
@@ -70,7 +70,7 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return, by path, what must be equal in imported spaces and the schema: shapes and, except in HDF5, dtypes."""
+        """Return each leaf's shape and, except for HDF5, dtype, by path; imported spaces fit if these are equal."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 
