@@ -188,7 +188,7 @@ class _Replay:
             raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
-        """Yield each episode of a chain of files as a list of parts, at most one part for each file.
+        """Yield each episode of a chain of files as a list of parts, one part for each file.
 
         Each file continues the rows of the file before it, so an episode may begin in one file and end in a later file.
         """
@@ -376,5 +376,5 @@ def _one_hot(values: NDArray[Any], field: Field) -> NDArray[Any]:
 
 
 def _stem(number: int) -> str:
-    # Exported files sort before the files of a later training run, because names begin with the time.
+    # File names begin with a time. Exported files sort before the files of a later training run.
     return f"00000000T000000-{number:032x}"

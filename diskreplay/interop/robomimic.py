@@ -382,7 +382,7 @@ class _Demos:
         return EpisodeData(steps, is_done, not is_done, self._fields(key, demo, attrs), notes=texts or None)
 
     def _steps(self, key: str, demo: h5py.h5g.GroupID, names: Mapping[str, str]) -> Rows:
-        """Return the rows of a demonstration by path, with the observation after the last step if the file has it."""
+        """Return a demonstration's arrays by path, with the observation after the last step if it is in the file."""
         count, found = self._counts[key], Rows()
         arrays = {path: self._checked(key, name, _find(demo, name)) for path, name in names.items()}
         check_memory(sum(array.nbytes for array in arrays.values()), f"{self._file}: {_DATA}/{key}")

@@ -3,10 +3,10 @@
 A feature ``observation.images.top`` becomes the leaf ``obs/images/top``. If there is only one feature below
 ``observation``, this feature becomes ``obs`` itself. A single feature below ``action`` becomes ``action`` itself.
 ``next.reward`` is the reward. An episode is terminated if ``next.done`` is true in its last step, otherwise it is cut.
-If both ``next.terminated`` and ``next.truncated`` exist, these two features, and not ``next.done``, tell how an episode
-ended. Other features become extra fields of steps, and columns of numbers in the table of episodes become episode
-fields. A text of a step is stored as its number in a list of texts. The notes of the store have this list, the texts of
-tasks, and the statistics.
+If ``next.terminated`` and ``next.truncated`` both exist, an import uses these two features instead of ``next.done``.
+Other features become extra fields of steps. Columns of numbers in the table of episodes become episode fields. A text
+of a step is stored as a number: an index in the feature's list of texts. The notes of the store keep these lists, the
+texts of tasks, and the statistics.
 
 An import follows these further rules:
 
@@ -14,8 +14,8 @@ An import follows these further rules:
   ``next.success`` becomes an extra field of the same name.
 - ``task_index`` is an extra field: ``store.texts["task"][number]`` is the text of a task.
 - ``timestamp`` and ``frame_index`` become extra fields if their values do not follow from the frame rate.
-- Images keep the order of axes that ``info.json`` declares. A frame of a video is found by its time. If the nearest
-  frame is further away than half the time between two frames, the import raises.
+- Images keep the order of axes that ``info.json`` declares. A frame of a video is found by its time. If no frame is
+  within half a frame's duration of the time, the import raises.
 - In the folder ``meta``, only ``info.json``, the statistics, and the tables of episodes and tasks are read.
 - ``on_error="skip"`` leaves out an episode whose video, file of steps or row in the table of episodes is missing. If a
   camera has no video at all, the import raises.
@@ -24,8 +24,8 @@ An export follows these rules:
 
 - Each episode is one row group of a parquet file. LeRobot's own loader can read these files.
 - A uint8 field with three axes is an image if it has 1, 3 or 4 channels and is at least 8 pixels high and wide.
-- Names of axes, the frame rate, the robot, texts and statistics of an imported data set are written back. Statistics
-  are computed again if the steps differ from the imported steps.
+- The names of axes, the frame rate, the robot, the texts and the statistics of an imported data set are written back.
+  Statistics are computed again if the steps differ from the imported steps.
 - If any episode was truncated, the columns ``next.truncated`` and ``next.terminated`` tell how each episode ended.
 """
 
@@ -219,9 +219,7 @@ def _has_rewards(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json]) -> 
 def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set[str]) -> tuple[str, ...]:
     """Return the names of the columns that tell how episodes ended.
 
-    These columns are `FLAGS` if an episode was truncated, otherwise only `next.done`. The result is empty if a leaf of
-    the store is written as `next.done`. The result is also empty if all episodes are cut and came from a data set
-    without the column `next.done`.
+    These columns are `FLAGS` if an episode was truncated, otherwise only `next.done`.
     """
     if DONE in keys:
         return ()

@@ -81,7 +81,7 @@ def from_arrow(column: Column, values: pa.ChunkedArray, texts: Texts, what: str)
     if column.kind == "image":
         return _from_files(column, values, what)
     count, flat = len(values), values.combine_chunks()
-    if isinstance(flat, pa.ChunkedArray):  # without chunks, or with too many bytes for one chunk
+    if isinstance(flat, pa.ChunkedArray):  # no chunk, or too many bytes for one chunk
         flat = pa.concat_arrays(flat.chunks) if flat.num_chunks else pa.array([], flat.type)
     size = int(np.prod(column.shape, dtype=np.int64))
     lengths = column.shape if pa.types.is_nested(flat.type) else ()

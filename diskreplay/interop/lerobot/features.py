@@ -43,7 +43,7 @@ _MOST_AXES = 5  # the largest number of axes that an array can have in LeRobot's
 class Column:
     """A feature of a LeRobot data set, and its leaf in a store.
 
-    ``key`` is the name of the feature. If the feature is a text, the leaf has indices of the feature's list of texts.
+    ``key`` is the name of the feature. The leaf of a text feature has indices in the feature's list of texts.
     """
 
     key: str
@@ -65,7 +65,7 @@ class Column:
         """Return the feature's entry in `info.json`.
 
         ``noted`` is the feature's entry in an imported `info.json`. If ``noted`` has the dtype and shape of this
-        feature, the result also has all further data of ``noted``, such as the names of axes.
+        feature, the result keeps all data in ``noted``, such as names of axes.
         """
         dtype = {"array": self.field.dtype.name, "text": "string"}.get(self.kind, self.kind)
         made: dict[str, Json] = {"dtype": dtype, "shape": list(self.shape), "names": None}
@@ -98,7 +98,7 @@ def _channels(shape: tuple[int, ...]) -> int:
 def columns_of(
     schema: Schema, noted: Mapping[str, Json], *, video: bool = False
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return the columns for the leaves of a store's steps, and the reason for each leaf without a column, by path.
+    """Return the columns for the leaves of steps, and why other leaves have no column: a reason by path.
 
     ``noted`` is the metadata of the LeRobot data set that the store was imported from; empty for other stores.
     """
@@ -121,7 +121,7 @@ def columns_of(
 
 
 def fields_of(schema: Schema) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the column name of each episode field, and the reason for each field without a column, both by path."""
+    """Return two dicts by path: the column names of episode fields, and why other episode fields have no column."""
     found: dict[str, str] = {}
     lacking: dict[str, str] = {}
     for path in schema.leaves:
@@ -173,8 +173,8 @@ def is_key_of(key: str, prefix: str) -> bool:
 def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
     """Return the path of the feature ``key``; ``keys`` are all features of the same part, "obs" or "action".
 
-    If the part has only one feature, the path is the part itself. If it has several, dots in names become slashes,
-    unless a feature would then be inside of another feature.
+    If the part has only one feature, the path is the part itself. Otherwise, dots in names become slashes. Dots remain
+    if a slash would put a feature inside of another feature.
     """
     if len(keys) == 1:
         return part

@@ -177,7 +177,7 @@ class VideoWriter:
 
 
 def pixel_format(size: Size) -> str:
-    """Return the pixel format: yuv420p has colours at half the resolution, which needs an even height and width."""
+    """Return the pixel format; yuv420p needs an even height and width."""
     return "yuv444p" if any(side % 2 for side in size) else "yuv420p"
 
 

@@ -1,4 +1,4 @@
-"""Read the metadata of a data set, the files below `meta`: versions 2.0, 2.1 and 3.0 of the layout."""
+"""Read the metadata of a data set: the files in the folder `meta`, in versions 2.0, 2.1 and 3.0."""
 
 import os
 import re
@@ -52,10 +52,10 @@ class Metadata:
     Attributes
     ----------
     numbers, lengths : array
-        The number of each episode in the data set, and the episode's number of steps, ``(episodes,)``.
+        Each episode's number in the data set, and each episode's number of steps, ``(episodes,)``.
     fields, values : dict
         The columns of the table of episodes that become episode fields, by name. ``fields`` has the field of each
-        column. ``values`` has the column's value for each episode, or None if an episode has no value.
+        column. ``values`` has a list for each column: a value for each episode, or None if the episode has no value.
     """
 
     def __init__(self, root: Path, *, is_lenient: bool = False) -> None:
@@ -117,7 +117,7 @@ class Metadata:
         self.values = {name: self._table[name] for name in self.fields}
 
     def clip(self, number: int, key: str) -> Clip:
-        """Return the frames of the episode at position ``number`` in the videos of the feature ``key``."""
+        """Return where the video of the feature ``key`` has the frames of the episode at position ``number``."""
         if self.is_old:
             return Clip(self._old_file("video_path", _OLD_VIDEO, int(self.numbers[number]), video_key=key), 0.0)
         chunk, file, start = (
@@ -260,7 +260,7 @@ def _read_lines(path: Path) -> list[dict[str, Json]]:
 def _filled(pattern: str, parts: Mapping[str, int | str]) -> str:
     """Return a pattern with each name in braces replaced by its value in ``parts``, where `{name:06d}` pads a number.
 
-    `str.format` is not used, since a pattern could then read attributes of objects, or pad a number to any width.
+    With `str.format`, a pattern could read attributes of objects, or pad a number to any width.
     """
 
     def part(found: re.Match[str]) -> str:

@@ -41,14 +41,14 @@ from diskreplay.interop.step_values import as_flags
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Row groups are read together until they have this number of bytes. Larger reads are slower, since each of them
-# allocates new memory.
+# Row groups are read together until they have this number of bytes. Larger reads are slower, since each read allocates
+# new memory.
 _BLOCK_BYTES = 4 << 20
 _MOST_TASKS = 1 << 20
 
 
 class _Piece(NamedTuple):
-    """A file of steps: its path, the position of its first episode in the data set, and the length of each episode."""
+    """Consecutive episodes in one file: the position of the first episode, and each episode's number of steps."""
 
     path: Path
     first: int
@@ -269,7 +269,7 @@ class _Scan:
     def ends(self) -> tuple[Bools, Bools]:
         """Return two masks, ``(episodes,)``: whether each episode was terminated, and whether it was truncated."""
         found = {name: np.concatenate(parts or [np.zeros(0, np.bool_)]) for name, parts in self._last.items()}
-        none = np.zeros(len(self._meta.lengths), np.bool_)  # the values of a flag that the data set lacks
+        none = np.zeros(len(self._meta.lengths), np.bool_)  # zeros, for a flag that the data set lacks
         return found.get(TERMINATED, found.get(DONE, none)), found.get(TRUNCATED, none)
 
 
@@ -307,7 +307,7 @@ def _tables(path: Path, keys: list[str], skipped: int, block_bytes: int) -> Iter
 
 
 def _blocks(metadata: pq.FileMetaData, skipped: int, block_bytes: int) -> Iterator[tuple[list[int], int]]:
-    """Yield pairs: a list of row groups to read together, and the number of rows to skip at the start of the list."""
+    """Yield pairs: the row groups to read together, and the number of rows to skip at the start of these groups."""
     at, groups, rows, nbytes = 0, list[int](), 0, 0
     for group in range(metadata.num_row_groups):
         found = metadata.row_group(group)

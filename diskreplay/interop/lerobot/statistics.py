@@ -60,7 +60,7 @@ def of_counter(first: float, last: float, count: int) -> Statistics:
 
 
 def merged(parts: Mapping[str, Numbers]) -> Statistics:
-    """Combine statistics of several sets of rows, ``(sets, *shape)`` by name, into the statistics of all rows."""
+    """Return the statistics of all rows; ``parts`` has the statistics of several sets of rows, ``(sets, *shape)``."""
     counts = parts["count"].reshape(-1, *[1] * (parts["mean"].ndim - 1))
     shares = counts / counts.sum()
     mean = (parts["mean"] * shares).sum(0)
@@ -88,7 +88,7 @@ def as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
 
 
 def agree(found: Mapping[str, Statistics], noted: Mapping[str, Json]) -> bool:
-    """Tell whether the statistics of the written rows agree with the imported statistics, except those of images."""
+    """Tell whether the statistics of written rows agree with the imported statistics; images are not compared."""
     try:
         return found.keys() == noted.keys() and all(
             np.allclose(np.ravel(noted[key][name]), np.ravel(values), rtol=1e-4, atol=1e-6)

@@ -70,7 +70,7 @@ class Contents:
 
     @property
     def stored(self) -> list[Column]:
-        """The columns of files of steps: leaves that are not videos, ``flags``, and counters that no leaf replaces."""
+        """The columns in the parquet files: leaves other than videos, ``flags``, and counters that are not leaves."""
         made = [Column(name, "", Field((), "bool")) for name in self.flags]
         made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
         return [column for column in self.columns if column.kind != "video"] + made
@@ -85,7 +85,7 @@ class Contents:
 
     @property
     def texts(self) -> Mapping[str, Sequence[str]]:
-        """The list of texts of each text feature, by name; the feature's leaf has indices of this list."""
+        """The list of texts of each text feature, by the feature's name."""
         texts: Mapping[str, Sequence[str]] = self.noted.get("texts", {})
         return texts
 
@@ -151,7 +151,7 @@ class _DataSet:
         (self._root / INFO).write_text(json.dumps(self._info(), indent=4, ensure_ascii=False), encoding="utf-8")
 
     def close(self) -> None:
-        """Close the files that `finish` has not closed, because an error occurred."""
+        """After an error, close the files that `finish` has not closed."""
         if self._file is not None:
             self._file.close()
 
@@ -226,7 +226,7 @@ class _DataSet:
 
 
 class _File:
-    """The steps and videos of consecutive episodes, and the rows of these episodes in the table of episodes."""
+    """The files of consecutive episodes: steps, videos, and a part of the table of episodes."""
 
     def __init__(self, root: Path, number: int, schema: pa.Schema, videos: Sequence[Column], fps: float) -> None:
         self._root, self._number, self._fps = root, number, fps
@@ -263,7 +263,7 @@ class _File:
         return where
 
     def finish(self, fields: Mapping[str, pa.DataType]) -> dict[str, statistics.Statistics]:
-        """Complete the files; return the statistics of their episodes, ``(episodes, *shape)``, by feature.
+        """Complete the files; return the statistics of each feature, ``(episodes, *shape)``, by the feature's name.
 
         ``fields`` has the Arrow types of episode fields, by column.
         """
@@ -306,7 +306,7 @@ def _arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def _tasks_table(tasks: Mapping[int, str]) -> pa.Table:
-    """Return the table of tasks as pandas would write a data frame with the texts as its index."""
+    """Return the table of tasks, with metadata by which pandas makes the texts the index of a data frame."""
     numbers = sorted(tasks)
     columns = {"task_index": pa.array(numbers, pa.int64()), "task": pa.array([tasks[n] for n in numbers], pa.string())}
     described = [

@@ -226,7 +226,7 @@ def _libraries() -> AbstractContextManager[None]:
 def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Check that the metadata have the spaces; without spaces, Minari would make an environment from the metadata.
 
-    To make an environment, Minari calls a function of any module, as the metadata say.
+    To make an environment, Minari calls the function that the metadata name. This may be any function of any module.
     """
     for name in ("observation_space", "action_space"):
         if not isinstance(metadata.get(name), str):

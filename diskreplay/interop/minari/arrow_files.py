@@ -1,7 +1,7 @@
 """Read and write episodes of Minari in Arrow and Parquet.
 
-A file has one row for each observation. In the last row of a file with a final observation, the other columns have no
-meaning.
+A file has one row for each observation. The row of a final observation has a meaning only in the column of
+observations.
 
 Minari's own functions are not used: they copy each array twice, look at all files of the data set after each episode,
 and read an episode of more than 131072 steps in parts.

@@ -74,7 +74,7 @@ class Layout:
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
-        """Add infos with a field to ``steps``; return episode fields of the reset, and notes of all other infos."""
+        """Add infos that have a field to ``steps``; return the reset's infos as fields, and other infos as notes."""
         left, fields, absent = flat(infos) if infos else {}, {}, []
         for name, path in self.infos.items():
             leaf, reset = self.schema.leaves[path], f"{FIELDS}/{RESET_INFOS}/{name}"

@@ -1,8 +1,8 @@
 """Data sets of RLDS in TFDS: TFRecord files with one example per episode, read and written without TensorFlow.
 
-``features.json`` describes the features of a step. Row t of an episode's steps has an observation, the action taken
-after it and the reward of the action. The last row has only the final observation; its action and reward have no
-meaning.
+``features.json`` describes the features of a step. Row t of an episode's steps has an observation, the action after
+this observation, and the reward of this action. The last row has only the final observation; its action and reward have
+no meaning.
 
 An import follows these rules:
 
@@ -12,10 +12,10 @@ An import follows these rules:
   sequences inside a step, the import raises, and the message names the feature.
 - The import raises for a missing file, and for a file with fewer episodes than ``dataset_info.json`` says. With
   ``on_error="skip"``, missing episodes, and records with a wrong checksum, are left out and listed in
-  `Imported.skipped`. If the length of a record is damaged, the next record cannot be found, so the rest of the file is
-  left out.
-- Pixels equal the pixels of TensorFlow, which decodes JPEG with a fast cosine transform, as simplejpeg does. Pillow's
-  transform would change 94% of the pixels of BridgeData, by 1.9 of 255 on average and by 17 at most.
+  `Imported.skipped`. If the length of a record is damaged, the next record cannot be found, and all later records of
+  the file are left out.
+- Images have the same pixels as in TensorFlow: simplejpeg decodes JPEG in the same way. Pillow would change 94% of the
+  pixels of BridgeData, by up to 17 of 255.
 
 An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. Values that these dtypes cannot
 hold, or that would take much space, are written as bytes. Values of uint32 and uint64 are written as int64, since TFDS
@@ -68,12 +68,11 @@ def import_dataset(
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     splits : str or list of str, optional
-        Splits, such as "train"; None: all, in the order of `dataset_info.json`.
+        The splits to import, such as "train". None: all splits, in the order of `dataset_info.json`.
     last : str, optional
-        The meaning of an episode's last row: "final" if this row is only the final observation, as RLDS defines it,
-        or "step" if this row is a step, like all earlier rows. None: the import decides for each split. The meaning is
-        "step" if each last row has an action or a reward that is not zero, and "final" if all actions and rewards in
-        last rows are zero.
+        What the last row of an episode is: "final" for only the final observation, as RLDS defines it, or "step" for a
+        step. None: the import decides for each split. The decision is "step" if each last row has an action or a reward
+        that is not zero, and "final" if no last row has one.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 

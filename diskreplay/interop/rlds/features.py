@@ -25,7 +25,7 @@ def is_at(name: str, above: str) -> bool:
 
 
 def feature_names(schema: Schema) -> dict[str, str]:
-    """Return the name of the feature for each leaf, by path; raise SchemaError for a name that RLDS uses itself."""
+    """Return each leaf's name in an example, by path; raise SchemaError for a name that RLDS uses itself."""
     found: dict[str, str] = {}
     for path in schema.step_leaves:
         part, _, inside = path.partition("/")
@@ -65,7 +65,7 @@ class Feature(NamedTuple):
     kind : str
         The kind of the value: "tensor", "image" or "text".
     shape : tuple of int
-        The shape of a value. -1: the size may differ from value to value.
+        The shape of a value, with -1 for a size that may differ from value to value.
     dtype : numpy.dtype
         The dtype of a value; object for texts.
     encoding : str
@@ -146,7 +146,7 @@ def dataset_of(feature: Json) -> Json:
 
 
 def read_features(node: Json, path: str = "") -> dict[str, Feature]:
-    """Return the features in ``node``, which is features.json or a part of it, by their names in an example."""
+    """Return the features in ``node``, a part of features.json, by the name of the feature in an example."""
     if "featuresDict" in node:
         found: dict[str, Feature] = {}
         for key, inner in node["featuresDict"].get("features", {}).items():

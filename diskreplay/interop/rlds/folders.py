@@ -95,9 +95,9 @@ class _Split(NamedTuple):
 
 
 class _Episode(NamedTuple):
-    """An episode: the number of its record among the records of all files, its split, and its number of rows.
+    """An episode; ``record`` is the index of the episode's record among the records of all files.
 
-    ``finals`` is 1 if the last row is only a final observation, and 0 if it is a step.
+    ``finals`` is 1 if the last row is only a final observation, and 0 if the last row is a step.
     """
 
     record: int
@@ -112,10 +112,9 @@ class DataSet:
     Parameters
     ----------
     splits : list of str or None
-        The splits to read, in this order. None: all.
+        The splits to read, in this order. None: all splits.
     last : str or None
-        The meaning of an episode's last row, "final" or "step". None: the actions and rewards in last rows tell the
-        meaning for each split.
+        The option ``last`` of `import_dataset`.
 
     Attributes
     ----------
@@ -163,7 +162,7 @@ class DataSet:
         """Yield a `_Raw` for each record of all files, and check the number of records in each file.
 
         A damaged record raises FormatError. With ``on_error="skip"``, the FormatError is yielded in place of the
-        record. If the length of a record is damaged, all later records in the same file are lost.
+        record.
         """
         number = 0
         for split in self._splits:
@@ -194,7 +193,7 @@ class DataSet:
             raise FormatError(f"{file}: {error}") from None
 
     def _find_episodes(self, last: str | None) -> list[_Episode]:
-        """Return the episodes that have steps. If ``on_error`` is "skip", add all other episodes to ``skipped``."""
+        """Return the episodes that have steps; with ``on_error="skip"``, add the other episodes to ``skipped``."""
         acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
         wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
@@ -246,7 +245,7 @@ class DataSet:
         return len(values) > 0 and bool(np.nan_to_num(np.asarray(values[-1], np.float64)).any())
 
     def _find_paths(self) -> dict[str, str]:
-        """Return the name of each feature by its leaf's path, such as ``{"obs/image": "steps/observation/image"}``."""
+        """Return the name of each leaf's feature, by path, such as ``{"obs/image": "steps/observation/image"}``."""
         found: dict[str, str] = {}
         obs, actions = self._choice.named(OBS) or (), self._choice.named(ACTION) or ()
         for name, feature in self._features.items():
@@ -261,8 +260,8 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # In an episode's last row, an observation may be the final observation, and an action tells that the row is
-            # a step. So features that the options choose as observations or actions get such paths, too.
+            # The reading of an episode's last row depends on observations and actions. So features that the options
+            # choose as observations or actions get such paths here.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):
@@ -421,7 +420,7 @@ class _Folder:
             self._file.close()
 
     def finish(self) -> None:
-        """Rename the files, so that each name has the total number of files, and write the two JSON files."""
+        """Put the total number of files into the name of each file, and write the two JSON files."""
         self.close()
         count = len(self._shards)
         for number in range(count):

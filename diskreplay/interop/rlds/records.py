@@ -85,7 +85,7 @@ def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[st
 
 _VARINT, _LONG, _SIZED, _SHORT = 0, 1, 2, 5
 _BYTES, _FLOATS, _INTEGERS = 1, 2, 3
-_MOST_DIGITS = 10  # the largest number of bytes of a varint; each byte has 7 bits of the value
+_MOST_DIGITS = 10  # the most bytes of a varint, protobuf's form of an integer
 _TEXT_TAG = 1 << 3 | _SIZED
 
 
@@ -125,9 +125,9 @@ def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _joined(parts: Iterator[memoryview], last: bool = False) -> bytes | memoryview:
-    """Join the parts of a value; if ``last``, return only the last part.
+    """Join the values of a protobuf field that occurs several times; if ``last``, return only the last value.
 
-    Protobuf joins the parts of a message, and takes the last of several texts.
+    This is protobuf's rule: it joins messages, but of texts only the last one counts.
     """
     found = [*parts]
     return b"".join(found) if len(found) > 1 and not last else found[-1] if found else b""
@@ -192,7 +192,7 @@ def make_example(features: Mapping[str, Sequence[bytes] | NDArray[Any]]) -> byte
 
 @cache
 def example_class() -> Any:
-    """Return the protobuf class of an example, from a separate pool, since TensorFlow uses the default pool."""
+    """Return the protobuf class of an example, in a pool of its own: TensorFlow's class is in the default pool."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="records", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
 
