@@ -106,9 +106,9 @@ def import_dataset(
 ) -> Imported:
     """Import a file of D4RL into a new store, or resume an interrupted import.
 
-    Episodes end where ``terminals`` or ``timeouts`` is true. The rows after the last of these ends are an episode that
-    was cut. An episode is also cut after a row whose ``next_observations`` is not the observation of the next row. In
-    this comparison, the two arrays may differ in dtype, and one array may be rounded to float32. `Imported.cut` is the
+    Episodes end where ``terminals`` or ``timeouts`` is true. Rows after the last end are an episode that was cut. An
+    episode is also cut after a row whose ``next_observations`` is not the observation of the next row. In this
+    comparison, the two arrays may differ in dtype, and one array may be rounded to float32. `Imported.cut` is the
     number of these cuts. The import warns if the number is more than a tenth of the steps. Episodes have a final
     observation if the file has ``next_observations``.
 
@@ -526,7 +526,7 @@ def _as_texts(value: Any) -> Json:
 def write(
     plan: Plan, episodes: Iterable[EpisodeData], has_next: bool, metadata: Mapping[str, Json], compression: str | None
 ) -> None:
-    """Write episodes to the file ``plan.path``, which gets the array `next_observations` if ``has_next`` is true.
+    """Write episodes to the file ``plan.path``; if ``has_next`` is true, also write `next_observations`.
 
     The last step of a cut episode has the flag `timeouts`, unless the episode is the last episode of the file.
     """

@@ -83,7 +83,7 @@ _ACTIONS, _REWARDS, _DONES, _NEXT, _STATES, _INITIAL = (
 _PARTS = {_ACTIONS: ACTION, _REWARDS: REWARD, OBS: OBS}
 _COUNTS = "num_samples", "total"
 _ATTRIBUTE_BYTES = 60_000  # an export writes no larger attributes; HDF5 allows 64 KiB
-_ALONE = f"{OBS}/{OBS}"  # the name in the file of an observation that is not a dict
+_ALONE = f"{OBS}/{OBS}"  # in a file, the name of an observation that is not a dict
 _REASONS = {
     SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
     PRIORITY: "robomimic has no initial priorities",

@@ -87,7 +87,7 @@ class StepValues:
         options are not recorded. Lanes that have False in ``lanes`` get an empty dict.
         """
         count = len(self._episodes)
-        seeds: list[Any] = [seed] * count  # unless `seed` is an integer or a sequence
+        seeds: list[Any] = [seed] * count
         if isinstance(seed, int | np.integer):
             seeds = [int(seed) + lane for lane in range(count)]
         elif self._leading and isinstance(seed, Sequence | np.ndarray):
@@ -115,7 +115,7 @@ class StepValues:
     def begin(self, given: list[dict[str, np.ndarray]], lanes: np.ndarray) -> None:
         """Begin an episode in each lane of the mask ``lanes``, with the episode fields ``given`` from `reset_values`.
 
-        Before this call, the caller must call `forget` for the old episodes of these lanes.
+        Call `forget` for these lanes first.
         """
         for lane in np.flatnonzero(lanes).tolist():
             self._episodes[lane].update(given[lane])
@@ -175,7 +175,7 @@ class StepValues:
     def with_final(
         self, obs: Mapping[str, np.ndarray], info: Mapping[str, Any], ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return a copy of ``obs`` in which ended lanes have their final observations, from info of SAME_STEP mode.
+        """Return a copy of ``obs`` with the final observations of ended lanes, which ``info`` has in SAME_STEP mode.
 
         Also return a mask of the lanes whose final observation has the same bytes as the first observation of the next
         episode.

@@ -44,8 +44,8 @@ class Options(TypedDict, total=False):
         The features that become this part of a step. If the option is one name, the part is this feature. If the option
         is a list, or a dict ``{name in the store: name in the data set}``, the part is a dict of features. A slash in a
         name makes nested dicts. The name of a folder of features stands for all features in the folder. If the option
-        of a part is given, the part has only the features in the option. Other features that are in this part without
-        options become extra fields. If ``extra`` is given, only the features in ``extra`` become extra fields. Other
+        of a part is given, the part has only the features in the option. Other features whose default path is in this
+        part become extra fields. If ``extra`` is given, only the features in ``extra`` become extra fields. Other
         features that would become extra fields are left out.
     rename : dict of str to str
         ``{name in the data set: name in the store}``. A new name that begins with the name of a part, such as
@@ -195,7 +195,7 @@ class SourceEpisode:
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaf that each feature of a data set becomes in the store.
+    """Which leaf of the store each feature of a data set becomes.
 
     Attributes
     ----------
@@ -306,7 +306,7 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return ``found``, but take each part from ``given`` whose leaves are the same in both schemas.
+    """Return ``found``; a part that has the same leaves in ``given`` is taken from ``given``.
 
     Unlike ``found``, ``given`` may have tuples.
     """

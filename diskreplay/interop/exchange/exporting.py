@@ -126,7 +126,7 @@ class Format:
         files. All ``episodes`` have a final observation if "no_final_obs" is in ``not_held``. No episode has a final
         observation if "final_obs" is in ``not_held``.
     lossy : mapping
-        A description of the loss, by the path of each leaf that the caller asked to keep inexactly.
+        What is lost of a leaf that the caller asked to keep inexactly, by the leaf's path.
     marks_hidden : bool
         Whether the format has its own column that tells which steps are hidden from samplers. For other formats, the
         export adds an extra field if steps are hidden.
@@ -340,7 +340,7 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format that records the steps hidden from samplers, and the path of the extra field for this record.
+    """Return a format that can store which steps are hidden, and the path of the extra field that tells this.
 
     The extra field is true for hidden steps. The path is None if no step is hidden, or if the format has its own column
     for hidden steps. If the format cannot hold the field, the path is None, and ``not_held`` of the returned format has
@@ -368,7 +368,7 @@ def place_hidden(
 
 
 def choose(episodes: Iterable[Episode], where: Where | None) -> tuple[list[Episode], int]:
-    """Return the ended episodes that ``where`` accepts, oldest first, and the number of accepted open episodes.
+    """Return the ended episodes that ``where`` accepts, oldest first, and the number of open episodes that it accepts.
 
     Episodes whose segment was deleted since the snapshot are left out.
     """
@@ -401,7 +401,7 @@ def find_not_held(
 ) -> list[NotHeld]:
     """Return a `NotHeld` for each entry of ``lacking`` that concerns at least one episode.
 
-    ``lacking`` is a `Format.not_held`. The search reads priorities, but no other array of steps.
+    ``lacking`` is a `Format.not_held`.
     """
     # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
     found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | schema.step_leaves.keys()

@@ -102,8 +102,8 @@ def _reason(error: Exception) -> str:
 def check_files(place: Path) -> int:
     """Check that a data set is a regular file or a folder of regular files; return the total size in bytes.
 
-    A link may lead to a file of the same data set. In a snapshot of the Hugging Face cache, a link may also lead to a
-    blob of this cache. The size of a missing data set is 0.
+    A link may lead to a file of the same data set. In a snapshot of the Hugging Face cache, a link may also lead to the
+    folder ``blobs`` of this cache. The size of a missing data set is 0.
     """
     root = os.path.realpath(place)
     try:
@@ -130,7 +130,7 @@ def check_files(place: Path) -> int:
 
 
 def _blobs(root: str) -> str | None:
-    """Return the folder of blobs for a snapshot in the Hugging Face cache; None for other folders."""
+    """If ``root`` is a snapshot in the Hugging Face cache, return the folder to which its links may lead."""
     above, snapshots = os.path.split(os.path.dirname(root))
     return os.path.join(above, "blobs") if snapshots == "snapshots" else None
 
@@ -234,5 +234,6 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         nbytes = member.file_size - opened.tell()
         if math.prod(shape) * dtype.itemsize != nbytes:
             raise FormatError(f"{what} has another number of bytes than its shape {shape!s:.80} needs")
-        # One read of all bytes is faster than NumPy's reads of 256 KiB. `read_npz` has checked the sizes.
+        # One read of all bytes is faster than NumPy's reads of 256 KiB. `read_npz` has checked that the bytes fit into
+        # memory.
         return np.ndarray(shape, dtype, opened.read(nbytes), order="F" if is_fortran else "C")

@@ -60,7 +60,7 @@ EPISODES_A_NOTE = 128
 # A compressed import makes at most about `_MOST_SEGMENTS` segments. With more segments, the background compaction would
 # merge packs, and would need disk space for a second copy of the merged packs.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
-# An import warns if a data set has more than one cut in this number of steps.
+# An import warns if a data set has more cuts than its number of steps divided by this number.
 _STEPS_A_CUT = 10
 
 
@@ -205,8 +205,8 @@ def import_into(
     Parameters
     ----------
     path : path
-        The path of the store. Nothing may exist at this path, except an empty store with the schema that ``choice``
-        results in, or an import of the same data set.
+        The path of the store. Nothing may exist at this path, except an empty store with the same schema, or an import
+        of the same data set.
     choice : Choice
         The options of the caller. A resumed import needs the options of the first call.
 
@@ -335,7 +335,8 @@ def _append(
 ) -> tuple[int, int]:
     """Append the episodes that the store lacks; return the number of these episodes and the number of their steps.
 
-    The store has ``begun`` episodes. StoreExists is raised if one of them differs from the data set.
+    The store has ``begun`` episodes. StoreExists is raised if one of these episodes differs from the data set's
+    episode.
     """
     existing, steps = store.episodes[:begun], 0
     # If the options may leave out episodes, the data set is read from the beginning, to find the episodes that the
@@ -360,7 +361,7 @@ def _append(
                     first_id, steps = segments.append(episode), steps + len(episode)
                 except SchemaError as error:
                     selection.leave_out(position, SchemaError(f"{what} of {source.name}: {error}"))
-                    # The note lists the refused episodes: a resumed import does not look for them in the store.
+                    # A resumed import must not look for the refused episodes in the store.
                     refused[position] = selection.skipped[-1].why
                     store.write_note(NOTE, {**note, _REFUSED: list(refused.items())})
             if first_id is not None:

@@ -184,8 +184,8 @@ def load(path: Path, classes: Collection[str]) -> Any:
 def _check(mapped: mmap.mmap) -> None:
     """Check, before a pickle is loaded, that none of its opcodes claims more bytes or values than the file has.
 
-    Python's loader would allocate as much memory as an opcode claims: for a value, or for the memo, a list of shared
-    values. The check also limits the depth of nested tuples, since Python hashes tuples without a limit.
+    Python's loader would allocate as much memory as an opcode claims. The check also limits the depth of nested tuples,
+    since Python hashes tuples without a limit.
     """
     stack: list[int | None] = []  # the nesting depth of each value; None for a mark, which begins a group of values
     memo: dict[int, int] = {}

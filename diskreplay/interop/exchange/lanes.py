@@ -1,8 +1,7 @@
 """Find the order of rows and the boundaries of episodes in flat buffers of transitions.
 
-A flat buffer marks where an episode ended, but not where an episode began. Two consecutive transitions belong to one
-episode under two conditions. The first transition did not end an episode. And its next observation is the observation
-of the second transition.
+An episode ends where a buffer marks an end, and also where a transition's next observation is not the next transition's
+observation.
 """
 
 import math

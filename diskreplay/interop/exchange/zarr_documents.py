@@ -89,7 +89,7 @@ class Layout(NamedTuple):
 
     @property
     def file_nbytes(self) -> int:
-        """The largest accepted size in bytes of a file, which is a chunk or a shard."""
+        """The largest accepted size of a file (a chunk or a shard), in bytes."""
         return 2 * self.most * (self.shards.num_chunks if self.shards else 1) + _OVERHEAD
 
     def may_unpack(self, file: memoryview) -> bool:
@@ -313,7 +313,7 @@ _STREAMS: Mapping[str, Callable[[], _Stream]] = {"zlib": _any_zlib, "gzip": _any
 def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: int) -> bool:
     """Tell whether the consecutive compressed streams in ``data`` unpack to at most ``most`` bytes in all.
 
-    The result is True for a damaged stream, since zarr raises an error for it.
+    The result is True for a damaged stream, since zarr itself raises an error for such a stream.
     """
     left = most
     while data:

@@ -155,8 +155,8 @@ def export_dataset(
         The description of the task. This description is written only if the store was not imported from a data set with
         tasks.
     video : bool
-        Encode images of three channels as H.264 video, which loses detail. False: images are PNG files in a column,
-        without loss.
+        Encode images of three channels as H.264 video, which loses detail. False: images become PNG files in a parquet
+        column, without loss.
     progress : callable, optional
         Called as ``progress(done, total)``, with numbers of steps.
     dry_run : bool
@@ -217,10 +217,7 @@ def _has_rewards(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json]) -> 
 
 
 def _flags(episodes: Sequence[ChosenEpisode], own: Mapping[str, Json], keys: set[str]) -> tuple[str, ...]:
-    """Return the names of the columns that tell how episodes ended.
-
-    These columns are `FLAGS` if an episode was truncated, otherwise only `next.done`.
-    """
+    """Return the names of the columns that tell how episodes ended."""
     if DONE in keys:
         return ()
     if any(episode.truncated for episode in episodes):

@@ -22,8 +22,10 @@ COUNTERS: Mapping[str, Field] = {
     INDEX: Field((), "int64"),
     TASK: Field((), "int64"),
 }
-"""Columns of every data set. The timestamp, frame and task are imported as extra fields only if their values differ
-from the values that an export would write.
+"""The columns that every data set has.
+
+The timestamp, frame and task are imported as extra fields only if their values differ from the values that an export
+would write.
 """
 
 NEXT_REWARD, DONE, TERMINATED, TRUNCATED = "next.reward", "next.done", "next.terminated", "next.truncated"
@@ -98,7 +100,7 @@ def _channels(shape: tuple[int, ...]) -> int:
 def columns_of(
     schema: Schema, noted: Mapping[str, Json], *, video: bool = False
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return the columns for the leaves of steps, and why other leaves have no column: a reason by path.
+    """Return the columns of leaves, and the reason why a leaf has no column, by the leaf's path.
 
     ``noted`` is the metadata of the LeRobot data set that the store was imported from; empty for other stores.
     """

@@ -26,7 +26,7 @@ def as_rows_first(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
 
 
 def as_stored(images: NDArray[Any], channels_first: bool) -> NDArray[Any]:
-    """Return images ``(T, height, width, channels)`` in the layout of the store, with channels as axis 1 or 3."""
+    """Return images ``(T, height, width, channels)`` as in the store: channels become axis 1 if ``channels_first``."""
     return np.ascontiguousarray(np.moveaxis(images, -1, 1)) if channels_first else images
 
 

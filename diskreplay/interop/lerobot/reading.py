@@ -198,7 +198,7 @@ def _pieces(meta: Metadata) -> list[_Piece]:
 class _Scan:
     """Reads the counters, flags and texts of all steps before an import.
 
-    Counters (`COUNTERS`) and flags of ends (`FLAGS`) become extra fields only if an export would write other values.
+    The counters `COUNTERS` and the flags `FLAGS` become extra fields only if an export would write other values.
 
     Attributes
     ----------

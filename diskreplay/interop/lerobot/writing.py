@@ -52,7 +52,7 @@ class Contents:
     Attributes
     ----------
     fields : dict of str to str
-        The name of each episode field's column in the table of episodes, by the path of the field.
+        Names of columns in the table of episodes, by the path of the episode field.
     flags : tuple of str
         The names of the columns that tell how episodes ended.
     task : str
@@ -265,7 +265,7 @@ class _File:
     def finish(self, fields: Mapping[str, pa.DataType]) -> dict[str, statistics.Statistics]:
         """Complete the files; return the statistics of each feature, ``(episodes, *shape)``, by the feature's name.
 
-        ``fields`` has the Arrow types of episode fields, by column.
+        ``fields`` has the Arrow types of episode fields, by the name of the column.
         """
         for _, writer in self._videos.values():
             writer.finish()

@@ -18,9 +18,9 @@ An import follows these rules:
   episode, and a note says so.
 - Images that Minari keeps as JPEG are imported with the pixels that Minari decodes.
 
-An export writes the notes of an import back. All extra fields become infos. An extra field other than ``infos`` has no
-value for the reset: the info has zeros there. An episode that was cut is marked as truncated. In an episode without a
-final observation, the last observation is repeated.
+An export writes the notes of an import back. All extra fields become infos. Extra fields other than ``infos`` get a row
+of zeros for the reset. An episode that was cut is marked as truncated. In an episode without a final observation, the
+last observation is repeated.
 """
 
 import os

@@ -111,8 +111,8 @@ class Layout:
         """Return an episode in Minari's form: the arguments of `EpisodeBuffer`, and the metadata of the episode.
 
         ``in_arrow`` is true for Arrow and Parquet, where all columns have the same length. There, an info without a
-        value for the reset begins with a row of zeros. In HDF5, this row is added only to infos from extra fields other
-        than "infos".
+        value for the reset begins with a row of zeros. In HDF5, only infos from extra fields other than "infos" begin
+        with a row of zeros.
         """
         schema, count = self.schema, len(episode)
         notes = _own(episode.notes)

@@ -70,7 +70,7 @@ class _DataSet:
         return space_of(schema.obs), space_of(schema.action)
 
     def _columns(self, schema: Schema) -> dict[str, Any]:
-        """Return each leaf's shape and, except for HDF5, dtype, by path; imported spaces fit if these are equal."""
+        """Return the shapes of observations and actions by path; for Arrow and Parquet, also return the dtypes."""
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
         return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
 

@@ -52,7 +52,7 @@ _DTYPES = {
     "float64",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 }
-_PLAIN_INTEGERS = 16  # arrays of more integers than this are written as bytes, which take less space
+_PLAIN_INTEGERS = 16  # longer arrays of integers are written as bytes, to take less space
 _NEVER_PACKED = ("uint32", "uint64")  # TFDS cannot read values of these dtypes as bytes
 _LEAST = 1 << 20
 

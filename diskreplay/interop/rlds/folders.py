@@ -260,8 +260,8 @@ class DataSet:
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
-            # The reading of an episode's last row depends on observations and actions. So features that the options
-            # choose as observations or actions get such paths here.
+            # Only observations keep the values of a final row, and actions tell whether a last row is final. So
+            # features that the options choose as observations or actions get such paths here.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):
