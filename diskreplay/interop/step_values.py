@@ -14,7 +14,7 @@ Source = tuple[Any, np.ndarray]  # a vector environment's info, and the lanes to
 class StepValues:
     """The values that a Gymnasium wrapper records: extra fields of steps, episode fields, and values from info.
 
-    Concurrency: one thread at a time, as for the environment itself.
+    Concurrency: one thread may use the object at a time, as for the environment itself.
 
     Attributes
     ----------
@@ -93,7 +93,6 @@ class StepValues:
         elif self._leading and isinstance(seed, Sequence | np.ndarray):
             seeds = list(seed)
         given: list[dict[str, Any]] = [{} for _ in range(count)]
-        # An argument is recorded if the schema has an episode field of the same name.
         arguments: dict[str, list[Any]] = {"seed": seeds, "options": [options or None] * count}
         for name, values in arguments.items():
             if name in self._schema.episode and name not in self._episode_infos:

@@ -219,7 +219,7 @@ class Layout:
             path: self._cast(what, path, rows if is_final and is_obs(path) else rows[:count])
             for path, rows in steps.items()
         }
-        rewards = made.get(REWARD)  # if the data set has no rewards, all rewards are zero
+        rewards = made.get(REWARD)
         made[REWARD] = np.zeros(count, self.schema.reward.dtype) if rewards is None else rewards.reshape(count)
         fields = {path: self._cast(what, path, value) for path, value in given.items()}
         for path in self.schema.leaves:

@@ -130,7 +130,7 @@ def check_files(place: Path) -> int:
 
 
 def _blobs(root: str) -> str | None:
-    """If ``root`` is a snapshot in the Hugging Face cache, return the folder to which its links may lead."""
+    """If ``root`` is a snapshot in the Hugging Face cache, return the cache's folder ``blobs``, otherwise None."""
     above, snapshots = os.path.split(os.path.dirname(root))
     return os.path.join(above, "blobs") if snapshots == "snapshots" else None
 

@@ -23,7 +23,7 @@ An import follows these further rules:
 An export follows these rules:
 
 - Each episode is one row group of a parquet file. LeRobot's own loader can read these files.
-- A uint8 field with three axes is an image if it has 1, 3 or 4 channels and is at least 8 pixels high and wide.
+- A uint8 field with three axes is an image if it has 1, 3 or 4 channels, and sides of 8 or more pixels.
 - The names of axes, the frame rate, the robot, the texts and the statistics of an imported data set are written back.
   Statistics are computed again if the steps differ from the imported steps.
 - If any episode was truncated, the columns ``next.truncated`` and ``next.terminated`` tell how each episode ended.

@@ -3,8 +3,7 @@
 A file has one row for each observation. The row of a final observation has a meaning only in the column of
 observations.
 
-Minari's own functions are not used: they copy each array twice, look at all files of the data set after each episode,
-and read an episode of more than 131072 steps in parts.
+Minari's own functions are slower: they copy arrays, and look at all files of the data set after each episode.
 """
 
 import io

@@ -14,8 +14,7 @@ An import follows these rules:
   ``on_error="skip"``, missing episodes, and records with a wrong checksum, are left out and listed in
   `Imported.skipped`. If the length of a record is damaged, the next record cannot be found, and all later records of
   the file are left out.
-- Images have the same pixels as in TensorFlow: simplejpeg decodes JPEG in the same way. Pillow would change 94% of the
-  pixels of BridgeData, by up to 17 of 255.
+- Images have the same pixels as in TensorFlow: simplejpeg decodes JPEG in the same way.
 
 An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. Values that these dtypes cannot
 hold, or that would take much space, are written as bytes. Values of uint32 and uint64 are written as int64, since TFDS
@@ -71,8 +70,8 @@ def import_dataset(
         The splits to import, such as "train". None: all splits, in the order of `dataset_info.json`.
     last : str, optional
         What the last row of an episode is: "final" for only the final observation, as RLDS defines it, or "step" for a
-        step. None: the import decides for each split. The decision is "step" if each last row has an action or a reward
-        that is not zero, and "final" if no last row has one.
+        step. None: the import decides for each split. The decision is "step" if each last row has an action or reward
+        other than zero, and "final" if none has.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
