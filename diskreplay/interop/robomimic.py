@@ -410,8 +410,8 @@ class _Demos:
         pair = rows[:-1], obs[1:-1]
         if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
             raise FormatError(
-                f"{self._file}: {_DATA}/{key}/{following.name} does not have the observations of the "
-                f"next rows; skip='{_NEXT}' leaves it out"
+                f"{self._file}: {_DATA}/{key}/{following.name} differs from the observations one row later; "
+                f"skip='{_NEXT}' leaves out {_NEXT}"
             )
         obs[-1:] = rows[-1:].astype(obs.dtype)
 

@@ -165,7 +165,7 @@ def other_next(file: Any) -> None:
             "data/demo_3 has no rewards, which demo_0 has",
         ),
         (short, r"data/demo_3/obs/eef has the shape \(1, 3\) and 4 actions"),
-        (other_next, "next_obs/eef does not have the observations of the next rows; skip='next_obs' leaves it out"),
+        (other_next, "next_obs/eef differs from the observations one row later; skip='next_obs' leaves out next_obs"),
     ],
 )
 def test_a_demonstration_that_does_not_fit_is_named(tmp_path: Path, edit: Any, said: str) -> None:

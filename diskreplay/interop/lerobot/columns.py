@@ -130,4 +130,4 @@ def _all_of_length(lists: pa.Array, length: int) -> bool:
 
 def _mismatch(column: Column, kind: pa.DataType, what: str) -> FormatError:
     wanted = "images" if column.kind == "image" else f"{column.field.dtype} of the shape {column.shape}"
-    return FormatError(f"{what} is of type {kind}, and info.json says {wanted}")
+    return FormatError(f"{what} is of type {kind}, but info.json says {wanted}")

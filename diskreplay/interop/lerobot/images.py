@@ -52,7 +52,7 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
         with Image.open(io.BytesIO(file), formats=_IMAGE_FORMATS) as image:
             if (image.height, image.width) != shape[:2]:  # Pillow reads these sizes before it unpacks the image
                 found = (image.height, image.width, len(image.getbands()))
-                raise FormatError(f"{what} has an image of the shape {found}, and info.json says {shape}")
+                raise FormatError(f"{what} has an image of the shape {found}, but info.json says {shape}")
             pixels = np.asarray(image.convert("RGB") if image.mode == "P" else image)
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
         raise FormatError(f"{what} has a row that is not an image: {error}") from None
@@ -60,7 +60,7 @@ def _from_file(file: bytes | None, shape: tuple[int, ...], what: str) -> Bytes:
         raise FormatError(f"{what} has images of {pixels.dtype}, which are not supported")
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     if pixels.shape != shape:
-        raise FormatError(f"{what} has an image of the shape {pixels.shape}, and info.json says {shape}")
+        raise FormatError(f"{what} has an image of the shape {pixels.shape}, but info.json says {shape}")
     return pixels
 
 
@@ -93,7 +93,7 @@ class VideoReader:
         self._stream = self._container.streams.video[0]
         if (found := (self._stream.height, self._stream.width)) != tuple(size):
             self._container.close()
-            raise FormatError(f"{path} has frames of {found}, and info.json says {tuple(size)}")
+            raise FormatError(f"{path} has frames of {found}, but info.json says {tuple(size)}")
         self._stream.thread_type = "AUTO"
         self._frames = self._decode()
         self._before: av.VideoFrame | None = None

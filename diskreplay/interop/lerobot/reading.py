@@ -291,7 +291,7 @@ class _Videos:
         found = reader.frames((clip.start + times.astype(np.float64)).tolist(), 0.5 / self._meta.fps)
         stored = images.as_stored(found, column.channels_first)
         if stored.shape[1:] != column.field.shape:
-            raise FormatError(f"{clip.path} has frames of {stored.shape[1:]}, and info.json says {column.field.shape}")
+            raise FormatError(f"{clip.path} has frames of {stored.shape[1:]}, but info.json says {column.field.shape}")
         return stored
 
     def close(self) -> None:

@@ -290,12 +290,12 @@ def ragged(_: Any) -> Any:
         (
             "action",
             lambda c: c.cast(pa.list_(pa.float64(), 2)),
-            "'action' is of type fixed_size_list.*, and info.json says float32",
+            "'action' is of type fixed_size_list.*, but info.json says float32",
         ),
         (
             "action",
             lambda c: pa.array(range(16)),
-            r"'action' is of type int64, and info.json says float32 of the shape \(2,\)$",
+            r"'action' is of type int64, but info.json says float32 of the shape \(2,\)$",
         ),
         (
             "next.reward",
@@ -315,7 +315,7 @@ def ragged(_: Any) -> Any:
         (
             "observation.images.top",
             lambda c: pa.array([{"bytes": data_sets.png(np.zeros((8, 16, 3), "u1"))}] * 16),
-            r"has an image of the shape \(8, 16, 3\), and info.json says \(16, 16, 3\)$",
+            r"has an image of the shape \(8, 16, 3\), but info.json says \(16, 16, 3\)$",
         ),
         (
             "next.done",
