@@ -1,7 +1,7 @@
 """An experience replay store on disk that a PyTorch trainer samples as if it were in memory.
 
-All public names can be imported from this package. A name's module is imported when the name is first used. So a
-process that only collects experience loads neither torch nor numba.
+All public names can be imported from this package. A name's module is imported when the name is first used. A process
+that only collects experience loads neither torch nor numba.
 """
 
 from importlib import import_module
@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The module that defines each public name. A test compares these names with the imports above, which type checkers
-# read.
+# The module that defines each public name. A test compares these names with the imports above. Type checkers read those
+# imports.
 _MODULES = {
     "Batch": "diskreplay.sampling.batch",
     "BufferFull": "diskreplay.errors",

@@ -1,4 +1,4 @@
-"""Checks of arguments: the limits and the compression of a store, and `where`, a function that selects episodes."""
+"""Checks of arguments: the limits and the compression of a store, and the argument `where`."""
 
 import sys
 from typing import Any
@@ -43,12 +43,12 @@ def checked_limits(capacity: Any, capacity_bytes: Any, max_age_s: Any) -> Limits
 
 
 def compression_argument(level: int | None) -> tuple[str, int] | None:
-    """Return the argument ``compression`` of `create` for a level of zstd; the inverse of `compression_level`."""
+    """Return the argument ``compression`` of `create` for a level of zstd; None for no compression."""
     return None if level is None else ("zstd", level)
 
 
 def compression_level(value: Any) -> int | None:
-    """Return the zstd level in ``value``, the argument ``compression`` of `create`; None: no compression."""
+    """Return the level of zstd for the argument ``compression`` of `create`; None for no compression."""
     if value is None:
         return None
     name, level = value if isinstance(value, tuple) and len(value) == 2 else (value, layout.ZSTD_LEVELS[0])

@@ -1,4 +1,4 @@
-"""A parser of JSON that refuses a document with too many levels of nesting before it parses the document."""
+"""A parser of JSON that refuses documents with too many levels of nesting."""
 
 import json
 import re

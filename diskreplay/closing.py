@@ -19,10 +19,10 @@ Closing: TypeAlias = "weakref.finalize[Any, Any]"
 def closes(owner: object, kept: Kept, folder: str | None = None) -> Closing:
     """Return a finalizer that closes the objects in ``kept``, in reverse order.
 
-    The finalizer runs when it is called, when ``owner`` is garbage collected, or at exit. All objects are closed even
-    if closing one of them fails; the first error is raised at the end. ``folder`` is a temporary folder with the store;
-    None: the store is not temporary. The folder is deleted before the objects are closed, because the segments of a
-    deleted store need not be sealed. If ``folder`` is given, errors of closing are ignored.
+    The finalizer runs when it is called, when ``owner`` is garbage collected, or at exit. If closing an object fails,
+    the other objects are closed, too, and the first error is raised at the end. ``folder`` is a temporary folder with
+    the store; None: the store is not temporary. The folder is deleted before the objects are closed: the writers of a
+    deleted store have nothing to seal. If the store is temporary, errors of closing are ignored.
     """
     return weakref.finalize(owner, _close, kept, folder, os.getpid())
 

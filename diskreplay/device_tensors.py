@@ -1,4 +1,4 @@
-"""Copies of tensors from CUDA devices to the CPU: `fetched` starts all copies, and waits once for all copies."""
+"""Copies of tensors from CUDA devices to the CPU."""
 
 from collections.abc import Iterable
 from types import NoneType
@@ -13,10 +13,10 @@ _NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})
 
 
 def fetched(*values: Any) -> tuple[Any, ...]:
-    """Return ``values``, nested in dicts and tuples, with CPU tensors in place of tensors on CUDA devices.
+    """Return ``values`` with CPU tensors in place of CUDA tensors. Values may be nested dicts and tuples.
 
-    A copy starts when all earlier operations on the current stream of the tensor's device are complete. All copies
-    are complete when the function returns. If no tensor is on a CUDA device, the values are returned unchanged.
+    A copy follows all earlier operations on the current stream of the tensor's device. All copies are complete when the
+    function returns. If no tensor is on a CUDA device, the values are returned unchanged.
     """
     if not _are_on_device(values):
         return values
@@ -32,8 +32,8 @@ def fetched(*values: Any) -> tuple[Any, ...]:
         if not (isinstance(value, torch.Tensor) and value.is_cuda):
             return value
         devices.add(value.device)
-        # A non-blocking copy goes to pinned memory, which Torch reuses after the copy is complete and the CPU tensor is
-        # freed.
+        # A non-blocking copy goes to pinned memory. Torch reuses this memory only after the copy is complete and the
+        # CPU tensor is freed.
         return value.detach().to("cpu", non_blocking=value.numel() * value.element_size() <= MOST_PINNED_BYTES)
 
     copies = tuple(map(copied, values))

@@ -26,17 +26,18 @@ _Error = TypeVar("_Error", bound=BaseException)
 class OpenFolder:
     """A folder that a descriptor keeps open until the last reference to this object is gone.
 
-    Code that keeps a path below `path` must also keep this object. When this object is gone, the descriptor's number
-    may be used for another file or folder, and `path` leads there.
+    Code that keeps a path below `path` must also keep this object. When this object is gone, the system may use the
+    descriptor's number for a new file, and `path` leads to that file.
 
     Thread-safe. The descriptor of a forked child stays open even if the parent's descriptor is closed.
 
     Attributes
     ----------
     path : Path
-        The path of the folder by its descriptor, ``/proc/self/fd/N``; files are opened by paths below this path.
+        The path ``/proc/self/fd/N`` of the folder, where N is the descriptor. Files are opened by paths below this
+        path.
     name : Path
-        The given path of the folder, for messages.
+        The path of the folder that the user gave, for messages.
 
     Raises
     ------
@@ -57,14 +58,14 @@ class OpenFolder:
         _open[self.fd] = self
 
     def closed(self) -> "OpenFolder":
-        """Return an `OpenFolder` with the same `name` and without a descriptor: no file is found below `path`."""
+        """Return an `OpenFolder` with the same `name` and without a descriptor. Nothing is found below its `path`."""
         return OpenFolder(self.name, closed=True)
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return ``place`` if it is an open `OpenFolder`.
+        """Return the `OpenFolder` of a place.
 
-        A closed `OpenFolder` is opened again by its `name`, and a path is opened.
+        An open `OpenFolder` is returned as it is. A closed `OpenFolder` is opened again by its `name`.
         """
         if isinstance(place, OpenFolder):
             return place if place.fd >= 0 else cls(place.name)
@@ -79,7 +80,7 @@ class OpenFolder:
         return (status.st_dev, status.st_ino) == self.key
 
     def is_deleted(self) -> bool:
-        """Return whether the folder was deleted, or its descriptor is closed, or now belongs to another file."""
+        """Return whether the folder was deleted, or the descriptor no longer belongs to it."""
         try:
             status = os.fstat(self.fd)
         except OSError:  # ESTALE: the folder was deleted on a server; EBADF: the descriptor is closed
@@ -103,10 +104,10 @@ BY_PATH = Lookup()
 
 
 class LookupBelow(Lookup):
-    """Finds files below one folder by the folder's descriptor, three times as fast as by full paths. Not thread-safe.
+    """Finds files below a folder by the folder's descriptor. Not thread-safe.
 
-    Files outside the folder are found by their full paths. A failed lookup is repeated with the full path, so that the
-    error contains the full path.
+    This is three times as fast as lookups by full paths. Files outside the folder are found by their full paths. A
+    failed lookup is repeated with the full path, so that the error contains the full path.
 
     Raises
     ------
@@ -158,7 +159,7 @@ def close_when_collected(owner: object, fd: int) -> None:
 
 
 def _close(fd: int) -> None:
-    os.close(fd)  # `os.close` is looked up at each call, because tests replace it to watch system calls
+    os.close(fd)  # the attribute is read at each call, because tests replace `os.close`
 
 
 _open: weakref.WeakValueDictionary[int, OpenFolder] = weakref.WeakValueDictionary()
@@ -172,21 +173,21 @@ def is_taken(path: Path) -> bool:
 def hidden_sibling(path: Path, suffix: str) -> Path:
     """Return the path ``.NAMEsuffix`` next to ``path``, where NAME is the last part of ``path``.
 
-    A NAME that is too long is shortened, and ends in a hash of the full NAME, so that long names with the same
-    beginning give different paths.
+    A long NAME is shortened, and ends in a hash of the full NAME.
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:
-        from hashlib import sha256  # loads OpenSSL (3 MB), which only this branch needs
+        from hashlib import sha256  # not at the top: this import loads OpenSSL (3 MB)
 
         digest = sha256(name).hexdigest()[:16].encode()
-        begin = name[: _NAME_BYTES - 18 - len(suffix)].decode(errors="ignore")  # drops an incomplete character
+        # `ignore` drops an incomplete character at the end
+        begin = name[: _NAME_BYTES - 18 - len(suffix)].decode(errors="ignore")
         name = begin.encode() + b"~" + digest
     return path.with_name(f".{os.fsdecode(name)}{suffix}")
 
 
 def is_folder(path: os.PathLike[str] | str) -> bool:
-    """Return whether a path is a folder, and not a link to one. ``/proc/self/fd/N`` does not count as a link."""
+    """Return whether a path is a folder and not a symbolic link. ``/proc/self/fd/N`` is not taken for a link."""
     if _BELOW.fullmatch(os.fspath(path)):
         return os.path.isdir(path)
     try:
@@ -198,8 +199,8 @@ def is_folder(path: os.PathLike[str] | str) -> bool:
 def is_deleted(fd: int) -> bool:
     """Return whether the file or folder of an open descriptor was deleted.
 
-    Some file systems keep no link count for folders. In /proc, the kernel also appends the word "(deleted)" to the path
-    of a deleted folder.
+    Some file systems keep no link count for folders. But the kernel appends " (deleted)" to the path of a deleted
+    folder in /proc.
     """
     try:
         status = os.fstat(fd)
@@ -218,7 +219,7 @@ def is_deleted(fd: int) -> bool:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a folder to a new path. Raise the first OSError with its errno, which `shutil.copytree` would hide."""
+    """Copy a folder to a new path. Raise the first OSError itself: `shutil.copytree` would hide its errno."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -242,7 +243,7 @@ def _given(found: re.Match[str]) -> str:
 
 
 def show_paths(error: _Error) -> _Error:
-    """Apply `shown` to the file names in an error and in the errors that led to it. Return the error."""
+    """Apply `shown` to the file names in an error, and in the errors that caused it. Return the error."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:

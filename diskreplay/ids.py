@@ -1,4 +1,4 @@
-"""Flags of rows, and the layout of ids: the numbers that the format, the kernels and the views share.
+"""The flags of rows, and the bits of ids.
 
 An id is ``segment << POSITION_BITS | position``. In a segment with ``lanes`` lanes, the position is ``row * lanes +
 lane``. The array `done` has a byte of flags for each row; docs/format.md defines each flag.
@@ -28,7 +28,7 @@ DISCARDED = 128
 NO_STEP = OBSERVATION_ONLY | END_MARKER
 # Only two kinds of rows have the flag DISCARDED. A row with the flags DISCARD is the end marker of an episode that its
 # writer discarded. A row with the flags DISCARD_BEFORE is the only row of an empty episode, which continues an episode
-# that was cut for its length. The flags discard the cut episode, and all earlier episodes that the cut episode
+# that was cut for its length. This row discards the cut episode, and all earlier episodes that the cut episode
 # continues.
 DISCARD = END_MARKER | DISCARDED
 DISCARD_BEFORE = FIRST | CUT | DISCARD
@@ -47,8 +47,8 @@ EPISODE_COLUMNS = 6
 def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return, for each row after the last step of an episode, whether the row has the values of the episode fields.
 
-    ``flags``, (n,), are the flags of n rows, each after the last step of an episode. A row has the values if the row is
-    the final observation or the end marker of the episode, and was published with the values.
+    ``flags``, (n,), are the flags of these rows. If such a row is the first step of the next episode, the row has no
+    values.
     """
     found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
     return found
@@ -60,7 +60,7 @@ class EpisodeTable:
     ``first`` is the id of the first step, and ``stride`` the difference between the ids of successive steps. ``steps``
     and ``obs_rows`` are the numbers of steps and of existing observations. ``end`` has bits that tell how the episode
     ended; this module defines the bits. ``time`` is the publishing time of the first step, in nanoseconds since the
-    epoch, and 0 in a store without limits. Each of the six is a view of a column of ``lines``.
+    epoch, and 0 in a store without limits. Each attribute is a view of a column of ``lines``.
     """
 
     __slots__ = ("lines",)
@@ -70,7 +70,7 @@ class EpisodeTable:
 
     @classmethod
     def of(cls, *columns: Any) -> "EpisodeTable":
-        """Return a table of ``columns``, which are in the order from FIRST_ID to TIME. Missing columns are 0."""
+        """Return a table of ``columns``, in the order from FIRST_ID to TIME. Missing columns are 0."""
         lines = np.zeros((len(columns[FIRST_ID]), EPISODE_COLUMNS), np.int64)
         for number, column in enumerate(columns):
             lines[:, number] = column
@@ -124,8 +124,8 @@ def locate(ids: Ints, origin: int, lanes: Ints) -> tuple[NDArray[np.bool_], Ints
     """Return for each id: whether its segment exists, the segment's slot and number of lanes, the id's lane and row.
 
     ``lanes`` has the number of lanes of each segment from number ``origin`` on; 0 for a deleted segment. The slot is
-    the segment's index in ``lanes``. For an id whose segment does not exist, the returned number of lanes is 1, and the
-    slot, lane and row have no meaning. Every returned slot is a valid index of ``lanes``, unless ``lanes`` is empty.
+    the segment's index in ``lanes``. If the segment does not exist, the returned number of lanes is 1, and the slot,
+    lane and row have no meaning. Every returned slot is a valid index of ``lanes``, unless ``lanes`` is empty.
     """
     slot = (ids >> POSITION_BITS) - origin
     known = (slot >= 0) & (slot < len(lanes))
@@ -146,7 +146,7 @@ def row_keys(ids: Ints, lanes: Ints, lane: Ints, row: Ints) -> Ints:
 
 
 def places_of(first: Ints, count: Ints) -> Ints:
-    """Return one array with the ``count[i]`` numbers ``first[i]``, ``first[i] + 1``, ..., for each i in order."""
+    """Return one array: for each i, the numbers from ``first[i]`` to ``first[i] + count[i] - 1``."""
     return np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
 
 

@@ -1,6 +1,6 @@
-"""Functions that make HTML. All text is escaped, and the type `Html` is only for escaped text.
+"""Functions that make HTML from escaped text.
 
-Only functions of this module return `Html`, so a type checker refuses text that was not escaped.
+Only functions of this module make a value of the type `Html`, so a type checker refuses text that was not escaped.
 """
 
 from base64 import b64encode
@@ -15,7 +15,7 @@ NOTHING = Html("")
 
 
 def clean(text: object) -> str:
-    """Return a text with unprintable characters escaped: a name in a store may contain commands for a terminal."""
+    """Return a text with unprintable characters escaped, since these may be commands for a terminal."""
     said = str(text)
     if said.isprintable():
         return said
@@ -34,8 +34,7 @@ def element(tag: str, /, *content: Html, **attributes: object) -> Html:
 def table(headers: Sequence[str], rows: Sequence[Sequence[Html]], total: int = 0) -> Html:
     """Return a table of rows of cells. A header that begins with ">" marks a column of numbers, aligned to the right.
 
-    ``total`` is the number of all rows. If this number is larger than the number of ``rows``, the caption says how
-    many rows are not shown.
+    If ``total`` is more than the number of ``rows``, the caption says how many rows are not shown.
     """
     names = [header.removeprefix(">") for header in headers]
     sides = [

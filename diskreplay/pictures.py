@@ -11,23 +11,23 @@ from diskreplay.errors import MissingExtra, ReplayError
 from diskreplay.schema.spaces import Field
 
 ROW = 8  # A row of a strip has this number of frames.
-_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the best codec is the first
+_VIDEO_CODECS: Final = ("libx264", "libopenh264", "mpeg4")  # the first is the best
 
 
 def is_image(leaf: Field) -> bool:
-    """Return whether a field may hold images: it has two or three axes, of which two or more are longer than 1."""
+    """Return whether a field may hold images: two or three axes, and at least two axes that are longer than 1."""
     return len(leaf.shape) in (2, 3) and sorted(leaf.shape)[-2] > 1
 
 
 def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
     """Return n frames as pictures: (n, height, width) in grey, or (n, height, width, 3) in colour.
 
-    If frames have another number of channels than three, such as a stack of grey images, only the last channel is
-    shown. If the dtype is not uint8, the values are scaled so that the smallest value becomes 0 and the largest 255;
-    NaN and infinity become 0.
+    Unless a frame has three channels, only the last channel is shown, such as the newest image of a stack. If the dtype
+    is not uint8, the values are scaled so that the smallest value becomes 0 and the largest 255; NaN and infinity
+    become 0.
     """
     if rows.ndim == 4:
-        if rows.shape[1] < min(rows.shape[2:]):  # the axis of channels, or of stacked frames, is the first
+        if rows.shape[1] < min(rows.shape[2:]):  # the channels are the first axis of a frame
             rows = np.moveaxis(rows, 1, -1)
         if rows.shape[-1] != 3:
             rows = rows[..., -1]
@@ -41,7 +41,7 @@ def as_images(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return the indexes of at most ``most`` of ``count`` frames, equally spaced, the first and the last included."""
+    """Return the indices of at most ``most`` of ``count`` frames, evenly spaced from the first to the last frame."""
     found: list[int] = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
     return found
 
@@ -94,7 +94,7 @@ def gif(images: NDArray[np.uint8], fps: float) -> bytes:
 def mp4(images: NDArray[np.uint8], fps: float) -> bytes:
     """Return the bytes of an MP4 with ``fps`` pictures a second: H.264, or MPEG-4 if PyAV cannot encode H.264.
 
-    An odd number of rows or columns is made even by repeating the last row or column, since the codecs need even sizes.
+    The codecs need even sizes, so an odd height or width gets its last row or column twice.
     """
     with MissingExtra.raised_for("a film of frames", "video"):
         import av

@@ -1,13 +1,13 @@
 """Threads that make calls for other threads, and stay consistent even if a caller is interrupted at any point.
 
-A signal handler may raise between any two lines of the main thread. In an executor of `concurrent.futures`, an
-interrupt by a signal handler can leave two threads with the same job, or a lock that is held forever. In this module, a
-caller does only what cannot be interrupted, or what may be repeated after an interrupt:
+A signal handler may raise between any two lines of the main thread. In an executor of `concurrent.futures`, such an
+error can leave two threads with the same job, or a lock that nobody releases. In this module, each action of a caller
+is one operation that cannot be interrupted, or may be repeated after an interrupt:
 
 - A job enters the queue by one operation. `Job.result` waits for a thread only if the job is in the queue.
 - The threads are created with their `Workers` object. A helper thread starts these threads, because
-  `threading.Thread.start` waits while it holds a lock, which an interrupted caller would never release. A thread starts
-  only once, so the start may be repeated.
+  `threading.Thread.start` waits while it holds a lock. An interrupted caller would never release this lock. A thread
+  starts only once, so the start may be repeated.
 - The only lock of a job is held from the job's creation until a thread of `Workers` has finished the job. The caller
   only waits for this lock.
 
@@ -52,7 +52,7 @@ def fork_listeners(notify: Callable[[Any], object]) -> weakref.WeakSet[Any]:
 
 
 class computed_once(Generic[T]):
-    """A cached property without a lock, as `functools.cached_property` is since Python 3.12.
+    """A cached property without a lock, like `functools.cached_property` of Python 3.12.
 
     In Python 3.11, `functools.cached_property` has one lock for all objects of a class. If a process is forked while a
     thread holds this lock, the lock is never released in the child. Without a lock, two threads may compute the value
@@ -70,7 +70,7 @@ class computed_once(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
     def __get__(self, instance: object, owner: type) -> Self | T:
-        """Compute the value, and put it into the instance's dict, where Python looks before it calls this method."""
+        """Compute the value, and put it into the instance's dict: Python looks there before it calls this method."""
         if instance is None:
             return self
         value = instance.__dict__[self._name] = self._compute(instance)
@@ -85,7 +85,7 @@ class Job(Generic[T]):
         self._found: T
         self._error: BaseException | None = None
         self._is_queued = self._is_withdrawn = self._is_begun = False
-        self._over = threading.Lock()  # held until a thread has made the call, or skipped it
+        self._over = threading.Lock()  # locked until a thread has made or skipped the call
         self._over.acquire()
 
     def result(self) -> T:
@@ -103,7 +103,10 @@ class Job(Generic[T]):
         return self._found
 
     def withdraw(self) -> None:
-        """Withdraw the job, and wait until no thread is making the call. An interrupted caller may call this again."""
+        """Withdraw the job.
+
+        If a thread is making the call, wait for its end. An interrupted caller may call this again.
+        """
         self._is_withdrawn = True
         if self._is_begun:  # a thread sets this flag before it checks whether the job is withdrawn
             with self._over:
@@ -127,8 +130,7 @@ class Job(Generic[T]):
 class _Line:
     """The queue of the jobs of a `Workers` object. A thread ends when it takes None from the queue.
 
-    The threads refer to the queue, and not to the `Workers` object, so that the `Workers` object can be garbage
-    collected.
+    The threads refer to this queue, so that the `Workers` object itself can be garbage collected.
     """
 
     def __init__(self) -> None:
@@ -141,8 +143,8 @@ class Workers:
     """Threads that take jobs from one queue, first in first out, and make the calls. The first job starts the threads.
 
     The threads end after `close`, soon after the last reference to this object is gone, or when the interpreter ends. A
-    forked child gets threads of its own. If no thread can make a call, because the system has no room for a thread or
-    all threads have ended, the caller of `Job.result` makes the call.
+    forked child gets threads of its own. If all threads have ended, or the system has no room for a thread, the caller
+    of `Job.result` makes the call.
 
     Concurrency: any thread may begin jobs; only one thread may call `close`.
     """
@@ -174,7 +176,7 @@ class Workers:
         return self._is_started and not self._line.is_closed
 
     def close(self) -> None:
-        """Wait for the calls that the threads have begun, and end the threads. Closing twice is fine."""
+        """End the threads after the calls that they have begun. Closing twice is fine."""
         _dismiss(self._line, self._count)
         with self._line.starting:
             for thread in self._threads:
@@ -185,11 +187,11 @@ class Workers:
 def _start_all(threads: list[threading.Thread], line: _Line) -> None:
     """Start the threads that have not started yet.
 
-    If a caller was interrupted after it started a helper thread, a second helper thread may run this function, too.
+    After an interrupt of a caller, two helper threads may run this function.
     """
     with line.starting:
         for thread in threads:
-            with suppress(RuntimeError):  # the thread was already started, or the system has no room for it
+            with suppress(RuntimeError):  # the thread was already started, or the system has no room for a thread
                 if not line.is_closed:
                     thread.start()
         if all(thread.ident is None for thread in threads):
@@ -213,6 +215,9 @@ _alive = fork_listeners(lambda workers: workers._renew())
 
 @atexit.register
 def _close_all() -> None:
-    """End all threads before the interpreter ends, which would stop them at any point, even inside a library."""
+    """End all threads before the interpreter ends.
+
+    The interpreter would stop a thread at any point, even inside a library.
+    """
     for workers in list(_alive):
         workers.close()

@@ -32,8 +32,8 @@ _NOT_RESET = "call reset() before step(): no episode is running, or an error lef
 class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Append every step of an environment to a store.
 
-    Each step is appended with its next observation, so the step can be sampled immediately. ``reset`` in the middle of
-    an episode and ``close`` cut the episode at its last observation. After an error of the environment,
+    Each step is appended with its next observation, so the step can be sampled immediately. ``close``, and ``reset`` in
+    the middle of an episode, cut the episode at its last observation. After an error of the environment,
     ``discard_episode`` drops the episode, and ``reset`` keeps the episode's steps. Observations are copied: an
     environment may reuse its arrays. With ``gymnasium.wrappers.Autoreset`` inside or around this wrapper, a step that
     only resets the environment is not recorded.
@@ -57,7 +57,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     SchemaError
         If an info field is in neither ``extra`` nor ``episode`` of the schema.
     ValueError
-        If ``store`` is not a Store but, for example, a path, or if ``env`` is already recorded into ``store``.
+        If ``store`` is not a Store, for example a path, or ``env`` is already recorded into ``store``.
 
     Examples
     --------
@@ -105,10 +105,9 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     def set_episode(self, **values: Any) -> None:
         """Set episode fields, by name, of the running episode, or of the next episode if none is running.
 
-        An episode runs from its reset to its end. The values are stored with the episode's last step, or when the
-        episode is cut. If the process is killed during the episode, the values are lost. Values of an episode without
-        steps are dropped. A later value of the same field, even one that ``reset`` receives, replaces the earlier
-        value.
+        An episode runs from the reset to the last step. The values are stored with the last step, or when the episode
+        is cut. If the process is killed during the episode, the values are lost. Values of an episode without steps are
+        dropped. A later value of the same field replaces the earlier value, also if ``reset`` sets it.
 
         Raises
         ------
@@ -194,7 +193,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = result
         ended = bool(terminated or truncated)
         values, next_obs = self._values, self._values.own("obs", obs)
-        # After an autoreset or `discard_episode`, `running` was false, and this step begins an episode.
+        # After an autoreset or `discard_episode`, no episode is running, and this step begins one.
         values.running[:] = True
         if not self._idle:
             assert self._obs is not None
@@ -230,19 +229,19 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 class RecordVectorEpisodes(AnyVectorWrapper):
     """Append every step of a vector of environments to a store.
 
-    Every autoreset mode is recorded exactly, as if each environment were recorded alone:
+    In every autoreset mode, each environment is recorded as if it were recorded alone:
 
     - NEXT_STEP, or no mode in the metadata: the ``step`` after the end of a lane's episode only resets the lane, and is
       not recorded.
-    - SAME_STEP: the final observation and the info fields of a lane that ended are taken from info.
-    - DISABLED: no step of a lane is recorded from its episode's end until the lane is reset.
+    - SAME_STEP: when the episode of a lane ends, its final observation and info fields are taken from info.
+    - DISABLED: after the end of a lane's episode, no step of the lane is recorded until the lane is reset.
       ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
 
     A SAME_STEP environment that returns the same arrays at every step overwrites the final observation in info with the
     next episode's first observation. An episode whose final observation was overwritten is recorded without this
     observation, and a warning is issued once.
 
-    ``reset`` in the middle of an episode and ``close`` cut the open episodes at their last observations. After an error
+    ``close``, and ``reset`` in the middle of an episode, cut open episodes at their last observations. After an error
     of the environments, ``discard_episode`` drops open episodes, and ``reset`` keeps the steps of these episodes.
     Observations are copied: the environments may reuse their arrays.
 
@@ -301,8 +300,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._idle = np.zeros(env.num_envs, bool)  # True for lanes whose next step is not recorded.
         self._warned = False
         self._writer: VectorWriter | None = store.writer(env.num_envs, durability=durability)
-        # Initialise the wrapper last. If a line above raises, gymnasium before 1.3 would close the environments of an
-        # initialised wrapper.
+        # Call this last: if a line above raises, gymnasium before 1.3 closes the environments of an initialised
+        # wrapper.
         super().__init__(env)
 
     def set_extra(self, **fields: Any) -> None:
@@ -346,7 +345,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         writer = self._open_writer()
         mask = None
         if options is not None:
-            # The environments remove the mask from the dict, so the environments get a copy.
+            # The environments remove the mask from the dict, so give them a copy.
             options = dict(options)
             mask = None if options.get("reset_mask") is None else np.array(options["reset_mask"], bool)
         own_options = {name: value for name, value in (options or {}).items() if name != "reset_mask"}
@@ -433,8 +432,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         ended = terminated.astype(bool) | truncated.astype(bool)  # `append` checks that each value is 0 or 1
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
-        # An episode runs in every live lane, even if the episode before was discarded. With NEXT_STEP, the environments
-        # have just reset the idle lanes, so an episode runs in every lane.
+        # An episode runs in every live lane, even if the previous episode was discarded. With NEXT_STEP, the
+        # environments have just reset all other lanes, so an episode runs there, too.
         values.running |= live | (self._mode is AutoresetMode.NEXT_STEP)
         if live.any():
             next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)
@@ -450,8 +449,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
             if unknown.any():
                 self._warn_of_unknown(int(np.flatnonzero(unknown)[0]))
             rest = live & ~ended
-            # `append` is called more than once only if the ending episodes have different episode fields, or if a final
-            # observation is unknown.
+            # Several calls of `append` are needed only if the ending episodes have different episode fields, or if a
+            # final observation is unknown.
             for lanes, given in values.of_episodes(live & ended) or [(np.zeros_like(live), {})]:
                 own = {**given, **(episode or {})} or None
                 for some, following in ((~unknown, {"next_obs": values.nest("obs", next_obs)}), (unknown, {})):
@@ -472,7 +471,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
     def _ends(
         self, after: dict[str, np.ndarray], info: dict[str, Any], live: np.ndarray, ended: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any], dict[str, Any] | None]:
-        """Return the next observations, a mask of the lanes whose next observation is unknown, and fields from info.
+        """Return the next observations, a mask of the lanes where this observation is unknown, and fields from info.
 
         The fields from info are two dicts: the extra fields of the step, and the episode fields of the ending episodes.
         The second dict is None if no episode ends.
@@ -512,7 +511,7 @@ def _has_autoreset(env: gym.Env[Any, Any]) -> bool:
 
 
 def _check_recorded_once(env: object, store: "Store") -> None:
-    """Raise ValueError if an inner wrapper already records into the store, since each step would be stored twice."""
+    """Raise ValueError if an inner wrapper already records into the store: each step would be stored twice."""
     while isinstance(env, gym.Wrapper | VectorWrapper):
         if isinstance(env, RecordEpisodes | RecordVectorEpisodes) and env._store.path == store.path:
             raise ValueError(f"this environment is recorded into {store.path} already: wrap env.env, or another one")

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 
 class Chunk(NamedTuple):
-    """The part of an episode to append to the store: T steps and T + 1 observations, nested as in the schema."""
+    """A part of an episode that is appended to the store: T steps and T + 1 observations, nested as in the schema."""
 
     obs: Any
     action: Any
@@ -56,7 +56,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         info_fields: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
-        if isinstance(info_fields, str):  # each letter would be taken for a name
+        if isinstance(info_fields, str):  # a str is a sequence of letters, and each letter would be taken for a name
             raise ValueError(f'info_fields must be a sequence of names, such as ("lives",), not {info_fields!r}')
         super().__init__(capacity, **kwargs)
         self._path = Path(path.path if isinstance(path, dr.Store) else path).absolute()
@@ -66,7 +66,8 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, durability)
         with suppress(dr.StoreNotFound):
-            dr.open(self._path).close()  # raises StoreNotFound if there is no store yet: the first step makes it
+            # `open` raises StoreNotFound if the store does not exist: the first step makes the store
+            dr.open(self._path).close()
             self._open(dr.open(self._path, "a"))
             self._restore()
 
@@ -147,7 +148,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             The disk is full; the buffer did not change.
         """
         check_open(self, self._close)
-        # Without a step there is no schema for a new store, so episodes without steps are left out.
+        # Leave out episodes without steps, because the first step defines the schema of a new store.
         given = [] if episodes is None else episodes
         given = given if isinstance(given, list | tuple | set | deque) else [given]
         episodes = [each for each in given if self._store is not None or len(each)]
@@ -251,7 +252,10 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Make the steps durable. Return RLlib's own state with the ids of the steps, and the uuid of the store."""
+        """Make the steps durable.
+
+        Return RLlib's own state, with the ids of steps in place of the steps, and the uuid of the store.
+        """
         check_open(self, self._close)
         self._writers.flush()
         return {**super().get_state(), "store": None if self._store is None else self._store.uuid}
@@ -318,8 +322,8 @@ class DiskEpisodeReplayBuffer(InStore):
     trained networks are the same as with RLlib's own buffer, bit for bit. The id and the reward of each step, and
     RLlib's bookkeeping, are in memory: 100 to 160 bytes a step.
 
-    An existing store is continued: the buffer begins with the newest episodes of the store. A step in the store has its
-    observation, its action, its reward, and all other outputs of RLlib's module (the policy) under their names, such as
+    An existing store is continued: the buffer begins with the newest episodes of the store. A step in the store has the
+    observation, the action, the reward, and all other outputs of RLlib's module (the policy), by name, such as
     ``action_logp``. If more than 256 episodes are open at the same time, the episode with the oldest last step is cut.
 
     Concurrency: one thread of one process, as in RLlib. Other processes may read the store.
@@ -330,13 +334,13 @@ class DiskEpisodeReplayBuffer(InStore):
         The largest number of steps in the buffer. Beyond this number, the oldest episodes leave the buffer. A new store
         has twice this capacity.
     path : path or Store
-        The store, or its path. The buffer opens the store for itself, even if a Store is given. If the path does not
-        exist, the first step makes the store and defines its schema. If the store exists, outputs of RLlib's module
-        that are not in its schema are left out.
+        The store, or its path. If a Store is given, the buffer opens the store again by its path. If the path does not
+        exist, the first step makes the store and defines its schema. If the store exists, the buffer leaves out outputs
+        of RLlib's module that the schema lacks.
     durability : float or str
         As for `Store.writer`.
     info_fields : sequence of str
-        Names of infos that are stored with each step. Infos of sampled episodes have only these keys.
+        The keys of infos that are stored with each step. Infos of sampled episodes have only these keys.
     **kwargs
         Other arguments of `EpisodeReplayBuffer`.
 

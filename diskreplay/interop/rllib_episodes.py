@@ -1,4 +1,4 @@
-"""Episodes of RLlib whose steps are in a store, and are read when RLlib uses them."""
+"""Episodes of RLlib whose steps are in a store. A step is read when RLlib uses it."""
 
 from array import array
 from collections import deque
@@ -27,7 +27,7 @@ class StepReader:
     """Reads steps by their ids.
 
     A window is consecutive steps of an episode with all their fields. The reader keeps the last two windows, since
-    RLlib reads the fields of an episode one after the other, each for the same steps.
+    RLlib reads one field after the other, each in the same steps.
     """
 
     def __init__(self, store: dr.Store, info_fields: tuple[str, ...], kept: Kept) -> None:
@@ -47,7 +47,7 @@ class StepReader:
     def at_most(self, steps: int | None) -> Iterator[None]:
         """In the ``with`` block, limit slices of a `Column` to `steps` steps; None: no limit.
 
-        Without a limit, RLlib would read an episode to its end, although RLlib uses only the first steps of a slice.
+        RLlib reads an episode to its end, but uses only the first steps.
         """
         self.longest = steps
         try:
@@ -75,7 +75,7 @@ class StepReader:
                 return window[path]
         self.refresh()
         batch = self._sampler.gather(np.asarray(ids, np.int64))
-        # The values are copied, since RLlib keeps samples for long, and later batches reuse the memory of this batch.
+        # Copy the values: RLlib keeps samples for long, and later batches reuse the memory of this batch.
         window = {each: _below(batch, each).numpy().copy() for each in self._paths}
         self._windows.append((key, window))
         return window[path]
@@ -110,7 +110,7 @@ class Column:
     """A field of an episode's steps. RLlib uses a column like an array. Indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
-    more = 0  # the number of rows of the column minus the number of steps
+    more = 0  # the column has this number of rows more than the episode has steps
 
     def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
         self._steps, self._field, self._path = steps, field, path
@@ -143,7 +143,7 @@ class Observations(Column):
     def _rows(self, start: int, stop: int) -> Any:
         ids, reader = self._steps.ids, self._steps.reader
         if stop - start == 1:
-            # The observation is also the next observation of the step before, which may be in a kept window.
+            # This observation is also the next observation of the step before. That step may be in a kept window.
             before = ids[start - 1 : start]
             if start < len(ids) and not (start and reader.has_read(before)):
                 return super()._rows(start, stop)
@@ -221,7 +221,7 @@ class StoredEpisode(SingleAgentEpisode):  # type: ignore[misc]
         self.custom_data.update(other.custom_data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the episode itself. RLlib's buffer copies each added episode, although only the buffer uses it."""
+        """Return the episode itself. RLlib's buffer copies each added episode, but nothing else uses the original."""
         return self
 
     def get_state(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 _FIELDS = ("obs", "action", "reward", "next_obs", "terminated")
-# Attributes that are not pickled, since their values are in the store or belong to this process.
+# Attributes that are not pickled: their values are in the store, or belong to this process.
 _LEFT_OUT = {
     "_ids",
     "_last",
@@ -50,7 +50,7 @@ _LEFT_OUT = {
 }
 
 
-# Attributes that are copied to an `NStepReplayBuffer`, so that the `NStepReplayBuffer` draws steps of this buffer.
+# An `NStepReplayBuffer` gets these attributes, so that it draws steps of this buffer.
 _SHARED = (
     *("buffer_size", "pos", "full"),
     *("observations", "next_observations", "actions", "rewards", "dones", "timeouts"),
@@ -73,9 +73,9 @@ class Column:
 
 
 class Columns:
-    """A descriptor whose value is a `Column` of a buffer, or a dict of columns for the fields of a Dict space.
+    """A descriptor. Its value is a `Column` of a buffer or, for a Dict space, a dict of columns.
 
-    `ReplayBuffer.__init__` sets an instance attribute of the same name, which replaces the descriptor.
+    `ReplayBuffer.__init__` hides the descriptor by an attribute of the same name.
     """
 
     def __init__(self, field: str) -> None:
@@ -95,19 +95,19 @@ class DiskReplayBuffer(ReplayBuffer):
 
     Give this class to DQN, SAC or TD3 as ``replay_buffer_class=DiskReplayBuffer, replay_buffer_kwargs={"path":
     "run.replay"}``; for Dict observations there is `DiskDictReplayBuffer`. CleanRL's scripts take this class in place
-    of the `ReplayBuffer` that the scripts import. As in Stable-Baselines3, numpy's global generator draws positions,
-    and a position holds the same step as in the library's own buffer. With equal seeds, batches and trained networks
-    are the same as with the library's own buffer, bit for bit.
+    of the `ReplayBuffer` that the scripts import. As in Stable-Baselines3, numpy's global generator draws positions.
+    With equal seeds, batches and trained networks are the same as with the library's own buffer, bit for bit.
 
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
-    of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer, so a killed
-    run and a loaded model continue with these steps. A pickle of ``save_replay_buffer`` has the path of the store and
-    the position of the next step, but no steps; after loading, the buffer also has the steps that were added later.
+    of each step, 20 bytes a step. An existing store is continued: its newest steps fill the buffer, so a killed run and
+    a loaded model continue with these steps. A pickle of ``save_replay_buffer`` has the path of the store and the
+    position of the next step, but no steps; after loading, the buffer also has the steps that were added later.
 
-    If a step's observation is not the next observation of the step before, as after a reset, the episode is cut between
-    the two steps. The step before the cut bootstraps from its next observation. If a store was written with another
-    number of environments, its steps are assigned to environments in the order of time. Where steps of different
-    episodes follow one another in an environment, a return over several steps ends early.
+    If a step's observation is not the next observation of the step before, the episode is cut between the two steps.
+    This happens after a reset. The step before the cut bootstraps from its next observation. If a store was written
+    with a different number of environments, its steps are assigned to environments in the order of time. Then
+    successive steps of an environment may belong to different episodes. A return over several steps ends between two
+    such steps.
 
     Concurrency: one thread of one process, as in Stable-Baselines3. Other processes may read the store.
 
@@ -116,8 +116,7 @@ class DiskReplayBuffer(ReplayBuffer):
     buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination
         As for `ReplayBuffer`.
     optimize_memory_usage : bool
-        No effect: each observation is always stored once, also with `handle_timeout_termination`, and every position
-        can be drawn.
+        No effect: each observation is always stored once, and every step can be drawn.
     path : path, Store or None
         The store, or the path of a new store, which is made with the first step. If a Store is given, the buffer opens
         the store again by its path. None: a temporary folder, which is removed with the buffer.
@@ -140,7 +139,7 @@ class DiskReplayBuffer(ReplayBuffer):
 
     n_steps: int
     observations = Columns("obs")
-    """Observations by position, `buffer.observations[positions, environments]`; a dict for a Dict space."""
+    """Observations, indexed as `buffer.observations[positions, environments]`; a dict for a Dict space."""
     next_observations = Columns("next_obs")
     """Next observations, indexed like `observations`."""
     actions = Columns("action")
@@ -171,7 +170,7 @@ class DiskReplayBuffer(ReplayBuffer):
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # Delete the arrays of `ReplayBuffer.__init__`, so that the names refer to the `Columns` of the class.
+        # Delete the arrays of `ReplayBuffer.__init__`. Then each name is again a `Columns` of the class.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -201,7 +200,8 @@ class DiskReplayBuffer(ReplayBuffer):
         self._forget()
         if self._path is not None:
             with suppress(dr.StoreNotFound):
-                dr.open(self._path).close()  # raises StoreNotFound if there is no store yet: the first step makes it
+                # `open` raises StoreNotFound if the store does not exist: the first step makes the store
+                dr.open(self._path).close()
                 self._open(self._path, found=True)
 
     def _forget(self) -> None:
@@ -219,7 +219,7 @@ class DiskReplayBuffer(ReplayBuffer):
         """
         space, action = self.observation_space, self.action_space
         obs = {key: _field(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else _field(space)
-        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # as in `ReplayBuffer`
+        dtype = np.dtype(np.float32) if action.dtype == np.float64 else action.dtype  # `ReplayBuffer` does the same
         schema = dr.Schema(obs, dr.Field(action.shape, dtype))
         self._store = store = dr.create(path, schema, capacity=None if found else self._capacity, exist_ok=found)
         self._uuid = store.uuid
@@ -238,8 +238,8 @@ class DiskReplayBuffer(ReplayBuffer):
 
     def _sampler_of(self, view: dr.Transitions, seed: int = 0) -> dr.Sampler:
         assert self._store is not None
-        # The buffer itself refreshes the store when a batch needs steps that were added since the last refresh. Only a
-        # sampler with relabelling, which draws ids itself, refreshes the store for each batch.
+        # The buffer itself refreshes the store when a batch needs steps that were added since the last refresh. A
+        # sampler that relabels draws ids itself, and refreshes the store for each batch.
         sampler = dr.Sampler(self._store, view, fields=_FIELDS, seed=seed, refresh=view.relabel is not None)
         self._kept.append(sampler)
         return sampler
@@ -261,7 +261,6 @@ class DiskReplayBuffer(ReplayBuffer):
         return writer
 
     def __repr__(self) -> str:
-        # The repr of the store is not used, since its counts are those of the last refresh.
         path = None if self._path is None else str(self._path)
         return f"{type(self).__name__}({path!r}, size={self.size()}, n_envs={self.n_envs})"
 
@@ -287,16 +286,16 @@ class DiskReplayBuffer(ReplayBuffer):
         self._forget()
 
     def _restore(self) -> None:
-        """Fill the buffer with the newest steps of the store, with the oldest of these steps at position 0."""
+        """Fill the buffer with the newest steps of the store; the oldest of these steps gets position 0."""
         store = self._store
         if store is None:
             return
         ids, episodes = self._sampler.ids(), list(store.episodes)
         lanes = 1 + max((episode.lane for episode in episodes), default=-1)
         if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
-            # Steps that were added together are evicted together, even steps of several positions if the store has more
-            # lanes than the buffer has environments. So that no position loses its steps early, the store needs more
-            # capacity.
+            # The store evicts all steps that were added together. If the store has more lanes than the buffer has
+            # environments, these steps have several positions. With more capacity, no step is evicted before the buffer
+            # overwrites it.
             store.resize(capacity=max(store.capacity, self._capacity + lanes))
         ids, number = self._by_position(ids, episodes)
         count = len(ids)
@@ -305,14 +304,14 @@ class DiskReplayBuffer(ReplayBuffer):
         with dr.Sampler(store, dr.Transitions(n_step=1), fields=("reward", "terminated")) as sampler:
             batch = sampler.gather(ids.reshape(-1))
             reward, terminated = (batch[name].numpy().reshape(ids.shape) for name in ("reward", "terminated"))
-        last = np.ones(ids.shape, np.bool_)  # true at the last step of an episode, and at the newest position
+        last = np.ones(ids.shape, np.bool_)  # true at the last step of an episode, and at the newest step
         last[:-1] = number[1:] != number[:-1]
         self._ids[:count], self.rewards[:count] = ids, reward
         self.dones[:count], self.timeouts[:count] = last, last & ~terminated
         self.pos, self.full = count % self.buffer_size, count == self.buffer_size
 
     def _by_position(self, ids: Ints, episodes: list[dr.Episode]) -> tuple[Ints, Ints]:
-        """Return the newest ids, and the number of each id's episode, as two arrays ``(positions, environments)``.
+        """Return the newest ids, and the number of each id's episode; both are ``(positions, environments)``.
 
         ``ids`` are the ids of all sampleable steps, oldest first. An episode's number is its index in ``episodes``.
         """
@@ -322,7 +321,7 @@ class DiskReplayBuffer(ReplayBuffer):
         number = np.repeat(np.arange(len(episodes)), [len(episode) for episode in episodes])
         order = np.argsort(known)
         number = number[order[np.searchsorted(known, ids, sorter=order)]]
-        # Environments step together, so the steps at the same position follow one another in ``ids``.
+        # Environments step together, so the steps of one position are successive in ``ids``.
         lanes = np.array([episode.lane for episode in episodes], np.int64)[number]
         column = np.argsort(lanes.reshape(shape), axis=1, kind="stable")
         found = [np.take_along_axis(x.reshape(shape), column, 1)[-self.buffer_size :] for x in (ids, number)]
@@ -352,7 +351,7 @@ class DiskReplayBuffer(ReplayBuffer):
         self._restore()
         since = np.flatnonzero((self._ids == newest).all(1))
         if self.full and len(since):
-            # A step must have the position that it had before pickling, since later draws depend on positions.
+            # A step must keep its position, since later draws depend on positions.
             self.pos = (pos - 1 - int(since[0])) % self.buffer_size
             for name in ("_ids", "rewards", "dones", "timeouts"):
                 self.__dict__[name] = np.roll(self.__dict__[name], self.pos, axis=0)
@@ -377,7 +376,7 @@ class DiskReplayBuffer(ReplayBuffer):
             if isinstance(writer, dr.VectorWriter):
                 self._add_to_lanes(writer, obs, next_obs, action, reward, done, infos)
             else:
-                # A Writer appends one step in a tenth of the time of a VectorWriter.
+                # For one step, a Writer is ten times as fast as a VectorWriter.
                 ends, now, then = bool(as_flags(done, "done")[0]), self._first(obs), self._first(next_obs)
                 cuts = self.handle_timeout_termination and bool(infos[0].get("TimeLimit.truncated", False))
                 writer.append(now, action[0], reward[0], ends and not cuts, ends and cuts, then)
@@ -468,7 +467,7 @@ class DiskReplayBuffer(ReplayBuffer):
     def _shown(self, batch: dr.Batch, env: VecNormalize | None) -> Any:
         """Return a batch of `_Steps` in the form of Stable-Baselines3, normalized by `env`."""
         obs, next_obs, action, reward = batch["obs"], batch["next_obs"], batch["action"], batch["reward"]
-        # NumPy converts bool to float32 in half of the time of torch.
+        # NumPy converts bool to float32 twice as fast as torch.
         done = torch.from_numpy(batch["terminated"].numpy().astype(np.float32))
         if env is not None:
             obs, next_obs = [
@@ -482,7 +481,7 @@ class DiskReplayBuffer(ReplayBuffer):
         return self._samples(observations=obs, actions=action, next_observations=next_obs, dones=done, rewards=reward)
 
     def _gathered(self, ids: Ints) -> dr.Batch:
-        # The last batch is kept, since several columns are read one after the other with the same ids.
+        # Keep the last batch: callers read several columns with the same ids.
         if self._last is None or not np.array_equal(self._last[0], ids):
             check_open(self, self._close)
             if self._unseen:
@@ -509,11 +508,11 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
     Parameters
     ----------
     relabel : Hindsight or None
-        Replaces goals of sampled steps. With a `Hindsight`, a sampler of the store draws steps of ended episodes, with
-        a seed from numpy's global generator, and batches have the same distribution as in `HerReplayBuffer`.
+        How goals of sampled steps are replaced. With a `Hindsight`, the buffer draws only steps of ended episodes. The
+        seed is from numpy's global generator. Batches have the same distribution as in `HerReplayBuffer`.
         `DiskHerReplayBuffer` makes a `Hindsight` with the environment's own rewards.
     **kwargs
-        Other arguments of `DiskReplayBuffer`, except `n_steps`: as in Stable-Baselines3, returns are over one step.
+        Other arguments of `DiskReplayBuffer`, except `n_steps`. As in Stable-Baselines3, a return is over one step.
 
     Raises
     ------
@@ -547,12 +546,12 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
         return self._relabel
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
-        """Draw steps, as `DictReplayBuffer.sample` does, or with `relabel` as `HerReplayBuffer.sample` does.
+        """Draw steps like `DictReplayBuffer.sample`; with `relabel`, like `HerReplayBuffer.sample`.
 
         Raises
         ------
         NotEnoughData
-            With `relabel`, no episode has ended yet: give a `learning_starts` above the length of episodes.
+            `relabel` is given, and no episode has ended: use a `learning_starts` above the length of episodes.
         """
         check_open(self, self._close)
         if self._relabelled is None:
@@ -569,8 +568,8 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
     """A `HerReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
 
     The buffer draws steps of ended episodes and replaces goals by `dr.Hindsight`, with the rewards of the environment's
-    ``compute_reward``. Batches have the same distribution as in `HerReplayBuffer`, except that each step is relabelled
-    with the same probability, so the number of relabelled steps varies between batches.
+    ``compute_reward``. Batches have the same distribution as in `HerReplayBuffer`, with one exception: each step is
+    relabelled with the same probability, so the number of relabelled steps varies.
 
     Parameters
     ----------
@@ -608,7 +607,8 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
             raise ValueError("copy_info_dict must be False: a store holds no infos, so rewards cannot depend on them")
         strategy = goal_selection_strategy
         self._strategy = strategy.lower() if isinstance(strategy, str) else strategy.name.lower()
-        dr.Hindsight(self._strategy, n_sampled_goal / (n_sampled_goal + 1), _no_reward)  # refuses invalid arguments
+        # this check raises an error for invalid arguments
+        dr.Hindsight(self._strategy, n_sampled_goal / (n_sampled_goal + 1), _no_reward)
         super().__init__(
             buffer_size,
             observation_space,
@@ -625,7 +625,7 @@ class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
         self.env = env
 
     def _begin(self) -> None:
-        self.env = None  # the environment is not pickled, and `load_replay_buffer` sets it
+        self.env = None  # the environment is not pickled; `load_replay_buffer` sets it later
         super()._begin()
 
     def _hindsight(self) -> dr.Hindsight:
@@ -654,7 +654,7 @@ def _field(space: spaces.Space[Any]) -> dr.Field:
 
 
 def _with_lanes(value: Any, shape: tuple[int, ...]) -> Array:
-    """Return values with a leading axis of environments. A value of a single environment may come without the axis."""
+    """Return ``value`` with a leading axis of environments. For a single environment, ``value`` may lack this axis."""
     array = np.asarray(value)
     if len(shape) == 1 or (1, *array.shape) == shape:
         return array.reshape(shape)

@@ -21,7 +21,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # These modules are imported on use, because the other modules of this package work, and are tested, without Ray.
+    # Import these modules only when they are used: the other modules of this package work without Ray.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with dr.MissingExtra.raised_for("a store over many machines", "ray"):

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
     """Return the number of items that each shard draws for a batch, (shards,): one multinomial draw by `masses`.
 
-    `masses` are finite, at least 0, and not all 0.
+    Each mass is finite and at least 0, and one mass is above 0.
     """
     counts: Ints = rng.multinomial(size, masses / masses.sum())
     return counts
@@ -35,9 +35,9 @@ def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
 def chances(within: Floats, mass: float, total: float) -> Floats:
     """Return the probability of each item of one shard among the items of all shards, (n,).
 
-    `within` is the probability of each item among the shard's own ids, at the draw. `mass` is the mass of the shard,
-    and `total` the sum of all masses, when the trainer divided the batch. The result is exact even if these masses are
-    old, since these masses decided how many items the shard drew.
+    `within` is the probability of each item among the shard's own ids when the shard drew. `mass` is the mass of the
+    shard, and `total` the sum of all masses, when the trainer divided the batch. The result is exact even if these
+    masses are old, since the number of items that the shard drew follows from them.
     """
     found: Floats = within * (mass / total)
     return found
@@ -46,7 +46,7 @@ def chances(within: Floats, mass: float, total: float) -> Floats:
 def importance_weights(drawn: Floats, beta: float) -> NDArray[np.float32]:
     """Return (N · P(i)) ** -beta, divided by the largest weight of the batch (Schaul et al. 2016, section 3.4).
 
-    `drawn` has P(i), the probability of each item, (n,), above 0. N, the number of ids, cancels out.
+    `drawn`, (n,), has the probability P(i) of each item, above 0. The number of ids N cancels out.
     """
     if not len(drawn):
         return np.zeros(0, np.float32)
@@ -78,7 +78,7 @@ class Drawn(NamedTuple):
 
 @dataclass(eq=False)
 class Round:
-    """One or more batches, requested from each shard in one message.
+    """One or more batches that are requested together.
 
     `counts`, (batches, shards), has the number of items that each shard draws for each batch. `masses`, (shards,), has
     the masses by which the batches were divided. `asked` has the requests without an answer, by shard number. `parts`
@@ -97,9 +97,8 @@ class DrawRounds:
     """Draws batches of a `Target` from shards. Not thread-safe: the sampler holds its lock during each call.
 
     A shard that does not answer within `deadline_s` is left out until it answers again. The other shards draw the
-    missing part of a batch, in proportion to the masses by which the whole batch was divided. The probability of an
-    item is the same as if the whole batch had been divided among the shards that answer. If no shard answers, a draw
-    waits up to `patience_s` for an answer.
+    missing part of a batch. The probability of an item is the same as if the whole batch had been divided among the
+    shards that answer. If no shard answers, a draw waits up to `patience_s` for an answer.
     """
 
     def __init__(
@@ -214,9 +213,9 @@ class DrawRounds:
         raise dr.ReplayError(f"shards were lost faster than a batch could be drawn, {_ATTEMPTS} times")
 
     def _completed(self, found: Round, at: int) -> Drawn | None:
-        """Return batch number `at` of a round, with parts of other shards in place of the parts of lost shards.
+        """Return batch number `at` of a round. Other shards draw the parts of lost shards.
 
-        If the other shards cannot draw the parts of lost shards, return None: the whole batch must be drawn again.
+        Return None if the other shards cannot draw these parts. Then the whole batch must be drawn again.
         """
         given = self._given(found, at)
         gave = {one.shard for one in given}
@@ -263,7 +262,10 @@ class DrawRounds:
         return whole.cut(start, start + int(found.counts[at, shard]))
 
     def _read(self, shard: int, part: Part | None) -> Part | None:
-        """Return a part with its fields, which are read here if the shard sent only ids; None if an id was evicted."""
+        """Return a part with its fields; None if an id was evicted.
+
+        If the shard sent only ids, read the fields here.
+        """
         local = self.links[shard].local
         if part is None or part.leaves is not None or local is None:
             return part

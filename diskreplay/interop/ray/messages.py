@@ -16,11 +16,11 @@ _DRAWN = ("index", "weight")
 
 
 class Form(NamedTuple):
-    """The structure of a batch's fields. `numbered` is the nested dict of fields, with a number instead of each array.
+    """The structure of a batch's fields. `numbered` is the nested dict of fields, with numbers in place of arrays.
 
     In some pairs of arrays, such as obs and next_obs, the windows of the later array begin one step after the windows
     of the earlier array. Only the earlier array is sent, with windows that are one step longer. `later` maps the number
-    of a later array to the number of the earlier array in its pair.
+    of each later array to the number of its earlier array.
     """
 
     numbered: dict[str, Any]
@@ -30,7 +30,7 @@ class Form(NamedTuple):
 def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tuple[Form, list[Array]]:
     """Return the `Form` and the arrays of a batch on the CPU, without index, weight and the fields in `without`.
 
-    `windows` is true if each item is a window of steps, in which next_obs is obs one step later.
+    `windows` is true if each item is a window of steps. Then next_obs is obs one step later.
     """
     fields = {name: batch[name] for name in batch if name not in _DRAWN and name not in without}
     tensors, numbers = leaves_of(fields), count()
@@ -45,7 +45,7 @@ def take_apart(batch: dr.Batch, without: Collection[str], windows: bool) -> tupl
 
 
 def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
-    """Return the windows in `earlier`, each with the last step of the same window in `later` appended.
+    """Return the windows of `earlier`. Each window ends with one more step: the last step of this window in `later`.
 
     The result shares memory with `earlier` if each window of `later` begins at the second step of the window in
     `earlier`.
@@ -59,7 +59,7 @@ def _a_step_longer(earlier: torch.Tensor, later: torch.Tensor) -> Array:
 def put_together(form: Form, parts: Sequence[Sequence[Array]], pinned: bool) -> dict[str, Any]:
     """Join the arrays of a batch's parts, in the order of `parts`, and return the batch's fields.
 
-    If `pinned` is true, each array is copied into pinned memory, from which a copy to a CUDA device is fastest.
+    If `pinned` is true, the result is in pinned memory. A copy from pinned memory to a CUDA device is fastest.
     """
     values: dict[int, Any] = {}
     arrays = (_joined([part[at] for part in parts], pinned) for at in range(len(parts[0])))
@@ -89,10 +89,7 @@ TOLD = ("probability", "population", "priority_sum")
 
 
 class Target(NamedTuple):
-    """The arguments of `Sampler` that all trainers with the same sampler name share.
-
-    `view` and `distribution` are Any, since views and distributions have no common public class.
-    """
+    """The arguments of `Sampler` that all trainers with the same sampler name share."""
 
     view: Any
     distribution: Any
@@ -103,8 +100,8 @@ class Target(NamedTuple):
 class Joined(NamedTuple):
     """The result of `Shard.join`.
 
-    `uuid` and `schema` are the store's, and `node` is the id of the shard's node. `run` and `version` are
-    attributes of `SharedSampler`, and `mass` and `population` are as in `Part`.
+    `uuid` and `schema` belong to the store. `node` is the id of the shard's node. For `run` and `version` see
+    `SharedSampler`; for `mass` and `population` see `Part`.
     """
 
     uuid: str
@@ -117,7 +114,10 @@ class Joined(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Ids of one shard and one kind, (n,), and their TD errors, (n,), or (n, length) for sequences."""
+    """Ids of one shard and one kind, (n,), and the TD error of each id, (n,).
+
+    For sequences, TD errors are (n, length).
+    """
 
     ids: Ints
     errors: Floats
@@ -125,7 +125,7 @@ class Update(NamedTuple):
 
 
 def joined_updates(updates: Sequence[Update]) -> list[Update]:
-    """Join consecutive updates that have the same kind and window length. The order of the updates is kept."""
+    """Join successive updates that have the same kind and window length."""
     found: list[Update] = []
     alike = groupby(updates, key=lambda update: (update.kind, update.errors.shape[1:]))
     for (kind, _), group in alike:
@@ -137,8 +137,8 @@ def joined_updates(updates: Sequence[Update]) -> list[Update]:
 class Request(NamedTuple):
     """A trainer's request to a shard: apply `updates`, then draw a part of each of several batches.
 
-    `sizes` has the number of items in each part. `name` is the name of the sampler, and `version` is the sampler's
-    version that the trainer knows. `ids_only` is true if the trainer reads the fields from the store itself.
+    `sizes` has the number of items in each part. `name` is the name of the sampler, and `version` is the version of the
+    sampler that the trainer knows. `ids_only` is true if the trainer reads the fields from the store itself.
     """
 
     name: str
@@ -151,9 +151,9 @@ class Request(NamedTuple):
 class Part(NamedTuple):
     """A shard's part of a batch. `within` is each id's probability in the shard, or None if all ids are equally likely.
 
-    At the draw, `population` was the shard's number of drawable ids. `mass` was `population` or, if ids are drawn by
-    priorities, the sum of their priorities. `leaves` has the arrays of all fields except index and weight, and `form`
-    is the structure of these fields. `leaves` and `form` are None if only ids were requested.
+    `population` is the number of drawable ids when the shard drew. `mass` is the same number or, if ids are drawn by
+    priorities, the sum of the priorities. `leaves` has the arrays of all fields except index and weight, and `form` is
+    the structure of these fields. `leaves` and `form` are None if only ids were requested.
     """
 
     ids: Ints
@@ -180,7 +180,7 @@ class Reply(NamedTuple):
     """A shard's answer to a request. `part` joins the shard's parts of all requested batches, one after the other.
 
     `part` is None if no item was requested, or if no id could be drawn. `mass` and `population` are as in `Part`.
-    `skipped` is the number of ids, such as evicted ids, whose priorities were not updated.
+    `skipped` is the number of ids whose priorities were not updated, for example because the ids were evicted.
     """
 
     part: Part | None

@@ -1,7 +1,4 @@
-"""One shard: a store on the disk of its node, and the samplers over it that all trainers share.
-
-The priorities of the samplers are saved in the store, in the background.
-"""
+"""One shard: the store of a node, and the samplers of this store that all trainers share."""
 
 import logging
 import threading
@@ -20,10 +17,10 @@ _logger = logging.getLogger("diskreplay")
 
 
 class PrioritySaver:
-    """Saves updated priorities every `every_s` seconds, in a thread that the first call of `follow` starts.
+    """Saves updated priorities every `every_s` seconds in a thread. The first call of `follow` starts this thread.
 
-    Other threads may use the samplers and the store during a save. A failed save does not stop draws. The error of a
-    save is logged, and raised by the next call of `follow` or `close`.
+    Other threads may use the samplers and the store during a save. A failed save does not stop draws. The error is
+    logged, and the next call of `follow` or `close` raises it.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -36,8 +33,8 @@ class PrioritySaver:
     def follow(self, store: dr.Store, saved: str, shared: SharedSampler) -> None:
         """Begin to save the priorities of a sampler in the store, under the name ``saved``.
 
-        Priorities that are already saved under this name are loaded if they are from the same run of training, and
-        deleted otherwise. The store's note ``{saved}.run`` names the run of training that saved the priorities.
+        If the same run of training has saved priorities under this name, they are loaded. Saved priorities of another
+        run are deleted. The store's note ``{saved}.run`` names the run of training that saved the priorities.
         """
         self._raise()
         if saved in self._followed:
@@ -102,8 +99,8 @@ class Shard:
     """Draws from one store for trainers, one call at a time.
 
     A shard holds one `SharedSampler` for each sampler name, so all trainers with the same name share the priorities.
-    The priorities are saved in the store, as `samplers/ray-NAME`, at most about `save_s` seconds after an update.
-    An actor that dies loses only the updates after the last save.
+    The priorities are saved in the store, as `samplers/ray-NAME`, about `save_s` seconds after an update. An actor that
+    dies loses only the updates after the last save.
     """
 
     def __init__(self, path: str, save_s: float = 10.0, node: str = "") -> None:
@@ -113,7 +110,7 @@ class Shard:
         self._saver = PrioritySaver(save_s)
 
     def join(self, name: str, target: Target, run: str, seed: int) -> Joined:
-        """Open the store and make the sampler of this name, unless an earlier call has done so.
+        """Open the store, and make the sampler of this name if it does not exist.
 
         A new sampler continues with the priorities that the same `run` has saved under this name. Saved priorities of
         another run are deleted.
@@ -159,7 +156,7 @@ class Shard:
         shared = self._of(name)
         version = shared.set_target(target)
         self._follow(self._opened(), name, shared)
-        self._saver.save()  # if the shard restarts, it loads priorities for the ids of the new view
+        self._saver.save()  # a restarted shard loads these priorities, so they must belong to the new view
         return version
 
     def with_sampler(self, name: str, function: Callable[[dr.Sampler], _Found]) -> _Found:

@@ -1,11 +1,11 @@
-"""A group of shards, and the interface of the library that makes calls to them, such as Ray."""
+"""A group of shards, and the interface of the library that calls the shards, such as Ray."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
 import diskreplay as dr
 
-_START_S = 120.0  # seconds to wait for an answer: so long because a new process first imports torch
+_START_S = 120.0  # seconds to wait for an answer: a new process first imports torch
 
 
 class Lost(Exception):
@@ -13,7 +13,7 @@ class Lost(Exception):
 
 
 class Calls(Protocol):
-    """Waits for the results of calls to shards. A call, ``actor.method.remote(...)``, returns a reference."""
+    """Waits for the results of calls to shards. A call returns a reference: ``ref = actor.method.remote(...)``."""
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> list[Any]:
         """Return the references whose results arrive within `timeout_s`."""
@@ -48,8 +48,7 @@ class ShardGroup:
     def renew(self, shard: int) -> None:
         """Replace the kept handle of a shard's actor by a new one, since the old actor may be dead."""
         found = self.make_actor(shard)
-        # Keep the first handle of the same actor: Ray ends an actor when its first handle is deleted, even if other
-        # handles exist.
+        # If the actor is the same, keep the first handle: Ray ends an actor when its first handle is deleted.
         if found != self._actors[shard]:
             self._actors[shard] = found
 
@@ -71,7 +70,7 @@ class ShardGroup:
         return self._schema
 
     def __len__(self) -> int:
-        """Return the number of steps in all shards, by a call to each shard."""
+        """Return the number of steps in all shards. This calls every shard."""
         return sum(self._asked(len, range(self.num_shards)))
 
     def __bool__(self) -> bool:

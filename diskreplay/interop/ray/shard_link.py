@@ -1,4 +1,4 @@
-"""A trainer's link to one shard: the shard's last report, requests to the shard, and a local shard's store."""
+"""A trainer's link to one shard."""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +17,7 @@ from diskreplay.interop.ray.shared_sampler import SharedSampler
 class LocalShard:
     """Reads the store of a shard on the trainer's own node, without the shard's actor.
 
-    `draws` is True if this object also draws ids, always uniformly. Only the actor draws ids by priorities, because the
-    actor keeps the priorities for all trainers.
+    `draws` is True if this object also draws ids. It draws uniformly, because only the actor has the priorities.
     """
 
     def __init__(self, store: dr.Store, target: Target, seed: int) -> None:
@@ -47,7 +46,7 @@ class LocalShard:
         return draws, SharedSampler(self._store, uniform, run="", seed=self._seed)
 
     def mass(self) -> tuple[float, int]:
-        """Return the number of drawable ids twice: as the mass and as the population."""
+        """Return the mass and the population: twice the same number of drawable ids."""
         return self._reading.mass()
 
     def draw(self, size: int) -> Part:
@@ -69,7 +68,7 @@ _Found = TypeVar("_Found")
 
 
 class Asked(NamedTuple):
-    """A request to a shard. `ref` refers to the answer, and `updated` is the number of ids in the request's updates."""
+    """A request to a shard. `ref` refers to the answer. `updated` is the number of ids in the request's updates."""
 
     ref: Any
     sent: float
@@ -82,7 +81,7 @@ class ShardLink:
     `mass` and `population` are the last values that the shard reported, and 0 while the shard is missing. `heard` is
     the time of the last report. `local` reads the shard's store directly; `local` is None if the store is on another
     node. `lost` is the reason why the shard is missing, and None while the shard answers. A ping is a request without
-    items: it sends the waiting updates of priorities, and the answer reports the mass.
+    items. It sends the waiting updates of priorities, and the answer reports the mass.
     """
 
     def __init__(self, group: ShardGroup, shard: int, name: str, run: str, seed: int, direct: bool) -> None:
@@ -105,7 +104,7 @@ class ShardLink:
     # --- joining -----------------------------------------------------------------------------------------------------
 
     def begin_join(self, target: Target) -> None:
-        """Call `Shard.join`, without waiting; `end_join` takes the answer."""
+        """Call `Shard.join` without waiting for the answer."""
         self._joining = self._actor.join.remote(self._name, target, self._run, self._seed)
         self.messages += 1
 
@@ -140,7 +139,7 @@ class ShardLink:
             self.begin_join(target)
 
     def lose(self, reason: str) -> None:
-        """Leave the shard out of draws until it is joined again.
+        """Leave the shard out of draws until the link joins the shard again.
 
         Updates of priorities count as lost if they wait for a request, or were sent with a ping that has no answer yet.
         """

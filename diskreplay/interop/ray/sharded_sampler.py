@@ -31,20 +31,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 class ShardedSampler(IterableDataset[dr.Batch]):
     """Draws batches from the stores of many nodes, as `Sampler` draws from one store.
 
-    A batch is divided among the shards by one multinomial draw with their masses. The mass of a shard is its number of
-    ids or, with `Prioritized`, the sum of their priorities. Each shard reports the probability of each item at the
-    draw, so importance weights are exact even if the masses are old. The index of a batch is (B, 2) int64: the number
-    of the shard and the id.
+    A batch is divided among the shards by one multinomial draw with their masses. The mass of a shard is the number of
+    its ids. With `Prioritized`, the mass is the sum of the priorities of these ids. Each shard reports the probability
+    of each item at the draw, so importance weights are exact even if the masses are old. The index of a batch is (B, 2)
+    int64: the number of the shard and the id.
 
-    All trainers with the same `name`, such as ranks of DDP or several learners, share one set of priorities, which the
-    shards keep. Each trainer draws from all ids, independently of the other trainers.
+    All trainers with the same `name`, such as ranks of DDP or several learners, share one set of priorities. The shards
+    keep these priorities. Each trainer draws from all ids, independently of the other trainers.
 
-    The store on this process' node is read directly, without the shard's actor. Only ids that are drawn by priorities
-    come from the actor.
+    The store on this process' node is read directly, without the shard's actor. With `Prioritized`, the actor still
+    draws the ids.
 
     A shard that does not answer within `deadline_s` is left out, and training continues with the other shards. When the
-    shard answers again, its ids are drawn again, with its saved priorities. `stats()["missing"]` has the numbers of the
-    missing shards.
+    shard answers again, its ids are drawn again. A restarted shard loads its saved priorities. `stats()["missing"]` has
+    the numbers of the missing shards.
 
     Any thread may call any method; calls run one after the other.
 
@@ -55,7 +55,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     view : View
         `Transitions` or `Sequences`. Rollouts and episodes are refused.
     distribution : Uniform or Prioritized or None
-        None: `Uniform()`. Other distributions need data of all shards, and are refused with the reason.
+        None: `Uniform()`. Other distributions raise ValueError.
     batch_size : int
         Number of items in a batch.
     device : torch.device or str or None
@@ -91,14 +91,14 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     A trainer divides batches in proportion to the masses in the shards' last answers, and requests a mass again when
     the answer is older than 0.1 s. Each shard reports the probability p of an item among its own ids at the draw. The
     probability of the item among all ids is p · m / M, where m is the mass of the shard, and M the sum of all masses,
-    when the batch was divided. Importance weights are computed from p · m / M, which is exact even if the masses are
-    old. With `Uniform`, all weights are 1, and new ids of a shard raise its part of the batches only after the shard's
-    next answer.
+    when the batch was divided. Importance weights are computed from p · m / M. They are exact even if the masses are
+    old. With `Uniform`, all weights are 1. A shard with new ids gets a larger part of the batches only after its next
+    answer.
 
-    New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or alone
-    after `update_age_s`. A call of `sample` that waits for a shard delays updates by up to `deadline_s` more.
-    `stats()["oldest_update_s"]` is the longest time that an update has waited. `update_priorities` returns the number
-    of ids that were skipped in earlier calls.
+    New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or after
+    `update_age_s` without a request. A call of `sample` that waits for a shard delays updates by up to `deadline_s`
+    more. `stats()["oldest_update_s"]` is the longest time that an update has waited. `update_priorities` returns the
+    number of ids that were skipped in earlier calls.
     """
 
     def __init__(
@@ -247,12 +247,12 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         return batch if self._device.type == "cpu" else batch.to(self._device, non_blocking=True)
 
     def gather(self, ids: Any) -> dr.Batch:
-        """Gather the batch of exactly these items, in their order; all weights are 1.
+        """Gather a batch of the items with these ids, in the order of the ids. All weights are 1.
 
         Parameters
         ----------
         ids : array_like of int or Tensor
-            (n, 2), numbers of shards and ids, such as the index of a batch.
+            (n, 2): the number of the shard and the id of each item, such as the index of a batch.
 
         Raises
         ------
@@ -296,8 +296,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Returns
         -------
         int
-            Number of ids that were skipped in earlier updates, as reported by shards since the last call. An id is
-            skipped if it was evicted after the draw, if the view does not have it, or if its shard is missing.
+            The number of ids that shards skipped in earlier updates, and reported since the last call. An id is skipped
+            if it was evicted after the draw, if the view does not have it, or if its shard is missing.
         """
         ids, errors = fetched(index, td_error)
         ids, errors = self._index(ids), _errors(errors)
@@ -328,14 +328,17 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def sampleable(self) -> int:
-        """The number of drawable ids in the shards that answer, by a call to each shard."""
+        """The number of drawable ids in the shards that answer. Each use of this attribute calls every shard."""
         with self._lock:
             self._check_open()
             self._rounds.refresh()
             return sum(link.population for link in self._links)
 
     def ids(self) -> NDArray[np.int64]:
-        """Return the ids that `sampleable` counts, (n, 2): shard by shard, oldest first within a shard."""
+        """Return all drawable ids, (n, 2): the number of the shard and the id.
+
+        Within a shard, the oldest id is first.
+        """
         with self._lock:
             self._check_open()
             found = [np.zeros((0, 2), np.int64)]
@@ -380,9 +383,10 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Raises
         ------
         ValueError
-            `state` is not a state, or has another number of shards, or a shard refuses its part. Nothing changes.
+            `state` is not from a `ShardedSampler`, has a different number of shards, or a shard refuses it. Then
+            nothing changes.
         ReplayError
-            A shard does not answer. The other shards do not change.
+            A shard does not answer. Then the other shards do not change.
         """
         if not isinstance(state, Mapping) or not {"rng", "batches", "shards"} <= state.keys():
             raise ValueError(f"this is not a state of a sharded sampler, but {type(state).__name__}")
@@ -395,7 +399,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             self._load([partial(_load_state, state=own) for own in state["shards"]], state)
 
     def _load(self, loads: Sequence[Callable[[dr.Sampler], None]], own: Mapping[str, Any]) -> None:
-        """Load the states of all shards and the trainer. A failure or an interrupt leaves all of them unchanged."""
+        """Load the states of all shards and the trainer. After a failure or an interrupt, all states are as before."""
         rng = np.random.PCG64()
         try:
             rng.state, batches = own["rng"], int(own["batches"])
@@ -410,7 +414,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
                 link.with_sampler(load)
             for round_ahead in self._queue:
                 self._rounds.drop(round_ahead)
-            self._rounds.refresh()  # gets the masses of the loaded priorities, for the next batch
+            self._rounds.refresh()  # the next batch needs the masses of the loaded priorities
             self._rounds.rng, self._batches, self._queue = np.random.Generator(rng), batches, deque()
         except BaseException:
             self._rounds.rng, self._batches, self._queue = before
@@ -444,17 +448,17 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     def stats(self) -> dict[str, Any]:
         """Return counts and rates of the sampler, and the missing shards.
 
-        - `batches`: the number of delivered batches. `batches_per_second`: the number of batches per second since the
-          first request.
+        - `batches`: the number of delivered batches. `batches_per_second`: the rate since the first request.
         - `seconds_waiting`: the time that this trainer waited for shards.
         - `bytes`, `messages`: the numbers of bytes and messages between shards and this trainer.
         - `redrawn`: the number of items that were drawn from other shards because a shard did not answer.
-        - `updates_sent`, `updates_lost`, `updates_skipped`: the numbers of ids whose priorities were sent, whose
-          priorities were lost because a shard did not answer, and that a shard skipped. `oldest_update_s`: the longest
-          time that an update waited before it was sent.
-        - `population`, `priority_sum`: sums over the shards that answer.
+        - `updates_sent`: the number of ids whose priorities were sent. `updates_lost`: the number of ids whose
+          priorities were lost because a shard did not answer. `updates_skipped`: the number of ids that shards skipped.
+          `oldest_update_s`: the longest time that an update waited before it was sent.
+        - `population`: the number of drawable ids in the shards that answer. `priority_sum`: the sum of the priorities
+          of these ids; NaN with `Uniform`.
         - `missing`: the numbers of the shards that do not answer.
-        - `shards`: path, address, mass and population of each shard, and for a missing shard also the reason and the
+        - `shards`: path, address, mass and population of each shard. A missing shard also has the reason, and the
           seconds since it was lost.
         """
         with self._lock:

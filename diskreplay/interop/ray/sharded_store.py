@@ -34,7 +34,8 @@ class RayCalls:
 
 
 NAMESPACE = "diskreplay"
-_SLICE = 0.001  # the part of a node's Ray resource that an actor takes: small, so that many actors fit
+# An actor takes this part of a node's Ray resource. The part is small, so that a node has room for many actors.
+_SLICE = 0.001
 
 
 class ShardActor(Shard):
@@ -83,9 +84,9 @@ PathLike = str | os.PathLike[str]
 class ShardedStore(ShardGroup):
     """The stores of many nodes: collectors write to the store of their node, and trainers draw from all stores.
 
-    A shard is an actor of Ray, which runs on the node of a store and opens this store. All processes of the cluster
-    that name the same path and node share the actor. Collectors use `dr.open(path, "a")` on their node as always, and
-    need neither Ray nor this class. The stores must exist and have one schema.
+    A shard is an actor of Ray. It runs on the node of a store and opens this store. Processes of the cluster share an
+    actor if they give the same path and node. Collectors use `dr.open(path, "a")` on their node as always, and need
+    neither Ray nor this class. The stores must exist, and their schemas must be equal.
 
     `ray.init` is called if this process is not connected to Ray. A ShardedStore can be pickled; the copy has the same
     shards.
@@ -93,11 +94,11 @@ class ShardedStore(ShardGroup):
     Parameters
     ----------
     path : path or sequence of paths
-        One path: each node has a store at this path. Several paths: each is a store on the node at the same position in
-        `nodes`.
+        One path: each node has a store at this path. Several paths: the store at ``path[i]`` is on the node
+        ``nodes[i]``.
     nodes : sequence of str or None
-        Addresses of nodes, "NodeManagerAddress" in `ray.nodes()`. None: all living nodes for one path, and this
-        process' node for several paths.
+        Addresses of nodes, as "NodeManagerAddress" in `ray.nodes()` shows them. None: all living nodes for one path,
+        and this process' node for several paths.
     save_s : float
         Seconds between saves of updated priorities in the store of each shard. A shard that dies resumes with the last
         saved priorities.
@@ -105,7 +106,7 @@ class ShardedStore(ShardGroup):
     Raises
     ------
     ValueError
-        A node does not exist, a node is named twice for the same path, or numbers of paths and nodes differ.
+        A node does not exist, a node is given twice with the same path, or there are not as many nodes as paths.
     """
 
     def __init__(

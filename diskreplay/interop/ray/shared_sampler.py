@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 import diskreplay as dr
 from diskreplay.interop.ray.messages import TOLD, Form, Part, Target, Update, take_apart
 
-_ATTEMPTS = 100  # an attempt fails if an id is evicted between its draw and the gathering of its fields
+_ATTEMPTS = 100  # an attempt fails if a drawn id is evicted before its fields are gathered
 _SKIPPED_DRAWS = 256
 
 
 class SharedSampler:
-    """Draws items, and reports the shard's mass and population at each draw. Only `prioritized` is thread-safe.
+    """Draws items, and reports the shard's mass and population with each draw. Only `prioritized` is thread-safe.
 
-    A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`, which draws ids by
-    priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
-    has a distribution by priorities, and keeps the priorities even if a later target draws uniformly.
+    A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`: it draws ids by
+    priorities and gathers nothing. Trainers on the same node need only ids. `prioritized` is None until a target has a
+    distribution by priorities, and keeps the priorities even if a later target draws uniformly.
 
-    `run` is a random text from the first trainer of a run. A later run has another text, by which a shard knows that
-    saved priorities are from an earlier run. `version` counts changes of view and distribution, and `updates` counts
+    `run` is a random text from the first trainer of a run. A shard compares this text with the text of saved
+    priorities: in a later run, the two differ. `version` counts changes of view and distribution, and `updates` counts
     updates of priorities.
     """
 
@@ -75,7 +75,7 @@ class SharedSampler:
         if self.prioritized is None:
             return
         self.prioritized.load(saved)
-        # A random number of draws is skipped, so that the batches that were drawn after the save are not drawn again.
+        # Skip a random number of draws. Otherwise the sampler would draw again the batches that followed the save.
         if self.prioritized.sampleable:
             for _ in range(1 + secrets.randbelow(_SKIPPED_DRAWS)):
                 self.prioritized.sample(1)
@@ -117,8 +117,8 @@ class SharedSampler:
             return Part(ids, None, float(population), population, leaves, form)
         within, mass = batch["probability"].numpy(), float(batch["priority_sum"][0])
         if several:
-            # A stratified draw returns sorted items, which are shuffled before they are divided among batches. The ids
-            # seed the shuffle, so that a loaded state continues with the same batches.
+            # A stratified draw returns sorted items, so shuffle the items before they are divided among batches. The
+            # ids seed the shuffle, so that a loaded state continues with the same batches.
             order = np.random.Generator(np.random.PCG64(int(np.bitwise_xor.reduce(ids)))).permutation(len(ids))
             ids, within = ids[order], within[order]
         part = Part(ids, within, mass, population)
@@ -140,5 +140,5 @@ class SharedSampler:
 
 
 def _described(value: object) -> str:
-    """Return the repr without memory addresses, so that functions of the same name count as equal."""
+    """Return the repr without memory addresses: functions of the same name are taken as equal."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
