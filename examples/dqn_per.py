@@ -1,7 +1,7 @@
 """Double DQN with prioritized 5-step replay learns CartPole-v1 while four processes play it.
 
-Each step of a game is appended to a store on disk as it was; the 5-step returns are computed when a batch is drawn.
-With `--path` a run that was stopped or killed continues from its checkpoint. `diskreplay demo` runs this file, too.
+Each step of a game is appended to a store on disk. The 5-step returns are computed when a batch is drawn. With `--path`
+a run that was stopped or killed continues from its checkpoint. `diskreplay demo` runs this file, too.
 
     python examples/dqn_per.py [--small] [--seed 0] [--path cartpole.replay]
 """
@@ -24,16 +24,17 @@ import diskreplay as dr
 
 GAMMA, N_STEP, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 0.99, 5, 128, 1e-3, 0.005
 COLLECTORS, UPDATES, UPDATES_PER_ROUND, UPDATES_PER_EVALUATION = 4, 15_000, 25, 250
-STEPS_FIRST, STEPS_PER_ROUND = 1_000, 100  # numbers of steps of all collectors together
-EPSILON, BETA = dr.Linear(1.0, 0.05, 10_000), dr.Linear(0.4, 1.0, 5_000)  # functions of a count: of steps, of batches
+STEPS_FIRST, STEPS_PER_ROUND = 1_000, 100  # how many steps all collectors together play
+# functions of the numbers of steps and of batches
+EPSILON, BETA = dr.Linear(1.0, 0.05, 10_000), dr.Linear(0.4, 1.0, 5_000)
 EVALUATION_EPISODES, ENOUGH_RETURN = 20, 475.0
 CHECKPOINTED = "online", "target", "optimizer", "sampler"
-SCALE = torch.tensor([2.0, 1.0, 10.0, 1.0])  # the factors of the four elements of an observation
+SCALE = torch.tensor([2.0, 1.0, 10.0, 1.0])  # each element of an observation is multiplied by its factor
 SCHEMA = dr.Schema.from_env(gym.make("CartPole-v1"))
 
 
 class QNetwork(nn.Sequential):
-    """The values of both actions."""
+    """A network that computes the value of each of the two actions."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
@@ -56,9 +57,10 @@ class Learner:
 
     def update(self) -> float:
         """Take one gradient step, pass the errors to the sampler, and return the loss."""
-        batch = self.sampler.sample()  # drawn from all steps that collectors have appended by now
+        batch = self.sampler.sample()  # the batch is drawn from all steps so far
         with torch.no_grad():
-            best = self.online(batch.next_obs).argmax(1, keepdim=True)  # chosen by `online`, valued by `target`
+            # `online` chooses the actions, and `target` values them
+            best = self.online(batch.next_obs).argmax(1, keepdim=True)
             goal = batch.reward + batch.discount * self.target(batch.next_obs).gather(1, best)[:, 0]
         td_error = self.online(batch.obs).gather(1, batch.action[:, None])[:, 0] - goal
         loss = (batch.weight * td_error.square()).mean()
@@ -90,7 +92,7 @@ def evaluate(network: QNetwork, seed: int) -> float:
 
 @torch.no_grad()
 def collect(path: Path, seed: Sequence[int], trainer: connection.Connection) -> None:
-    """Be a collector: play the steps that the trainer asks for, with the parameters that it sends, until it is gone."""
+    """Play the steps that the trainer requests, with the trainer's parameters, until the trainer is gone."""
     torch.set_num_threads(1)
     network, rng = QNetwork(), np.random.default_rng(seed)
     try:
@@ -101,7 +103,8 @@ def collect(path: Path, seed: Sequence[int], trainer: connection.Connection) -> 
                 nn.utils.vector_to_parameters(torch.from_numpy(parameters), network.parameters())
                 for _ in range(steps):
                     action = rng.integers(2) if rng.random() < epsilon else network(torch.from_numpy(obs)).argmax()
-                    obs, _, terminated, truncated, _ = env.step(int(action))  # also appends the step to the store
+                    # the wrapper appends the step to the store
+                    obs, _, terminated, truncated, _ = env.step(int(action))
                     if terminated or truncated:
                         obs, _ = env.reset()
                 trainer.send(None)
@@ -113,9 +116,9 @@ def collect(path: Path, seed: Sequence[int], trainer: connection.Connection) -> 
 
 @contextmanager
 def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Connection]]:
-    """Start the collectors, which end with the block; yield the trainer's ends of their pipes."""
+    """Start the collectors, and yield a pipe to each one. The end of the `with` block ends the collectors."""
     context, started = get_context("spawn"), []
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: collectors ignore Ctrl-C
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # collectors inherit this: they ignore Ctrl-C
     try:
         for number in range(COLLECTORS):
             ours, theirs = context.Pipe()
@@ -124,7 +127,7 @@ def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Conn
             theirs.close()
             started.append((process, ours))
         signal.signal(signal.SIGINT, handler)
-        with suppress(EOFError, ConnectionError):  # the other end of a pipe is closed
+        with suppress(EOFError, ConnectionError):  # a collector has closed its pipe
             yield [pipe for _, pipe in started]
     finally:
         deadline = time.monotonic() + 10
@@ -132,12 +135,12 @@ def collectors(path: Path, seed: Sequence[int]) -> Iterator[list[connection.Conn
             pipe.close()
         for process, _ in started:
             process.join(max(0, deadline - time.monotonic()))
-            process.kill()  # if the process is still running
+            process.kill()  # no effect on a process that has ended
     raise ChildProcessError(f"a collector died: the exit codes are {[process.exitcode for process, _ in started]}")
 
 
 def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, None, None]:
-    """Learn while collectors play, until the caller stops; yield after each round, and while waiting."""
+    """Learn while collectors play. Yield after each round, and often while waiting, so that the caller can stop."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # more threads would only slow down networks this small
     learner = Learner(store, seed)
@@ -163,14 +166,14 @@ def train(store: dr.Store, seed: int, checkpoint: Path) -> Generator[Learner, No
                 learner.mean_return = evaluate(learner.online, 1_000_000 * (seed + 1) + learner.updates)
                 states = {name: getattr(learner, name).state_dict() for name in CHECKPOINTED}
                 torch.save((learner.updates, learner.mean_return, states), f"{checkpoint}.new")
-                Path(f"{checkpoint}.new").replace(checkpoint)  # a complete checkpoint is there at any moment
+                Path(f"{checkpoint}.new").replace(checkpoint)  # at any moment, the file is a complete checkpoint
                 now = f"step {len(store)}, update {learner.updates}, epsilon {epsilon:.2f}, loss {losses[-1]:.4f}"
                 print(f"{now}, mean return {learner.mean_return:.1f} of {ENOUGH_RETURN:.0f}", flush=True)
             yield learner
 
 
 def main(arguments: Sequence[str] | None = None) -> bool:
-    """Run the example; return whether it learnt enough."""
+    """Run the example. Return whether the policy became good enough."""
     parser = argparse.ArgumentParser(description="Double DQN with prioritized 5-step replay on CartPole-v1.")
     parser.add_argument("--small", action="store_true", help="a few hundred updates only, to see that it runs")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,1 +1,1 @@
-"""The command line: `main` runs it, and the other modules have the commands."""
+"""The command line."""

@@ -1,4 +1,4 @@
-"""The output of commands: results go to stdout or a file, and progress bars go to stderr if stderr is a terminal."""
+"""The output of commands: results on stdout or in a file, and progress on stderr."""
 
 import os
 import signal
@@ -31,8 +31,8 @@ from diskreplay.cli.text import aligned, count, duration, size, to_json
 from diskreplay.interop.exchange.progress import Amount
 from diskreplay.segments.files.durable import write_atomic
 
-# The width of tables in a pipe, in characters. At rich's default of 80, long lines would be folded, and grep could not
-# find them.
+# The width of tables in a pipe, in characters. With rich's default of 80, long lines would be folded, and grep would
+# not find their text.
 PIPE_WIDTH = 200
 BROKEN_PIPE = 141  # the exit code that a shell reports for a broken pipe: 128 + SIGPIPE
 
@@ -46,7 +46,7 @@ Row = TypeVar("Row")
 
 
 def not_nan(value: float) -> float:
-    """Refuse NaN as the value of an option: typer before 0.29 accepts NaN for an option with bounds."""
+    """Refuse NaN: typer before 0.29 accepts NaN for an option with bounds."""
     if value != value:
         raise typer.BadParameter("nan is not a number")
     return value
@@ -65,7 +65,7 @@ def emit(text: str) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Replace a file atomically, so that a reader sees the old file or the new file; a pipe is written directly."""
+    """Replace a file atomically: a reader sees the old file or the new file. A pipe is written directly."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
@@ -74,7 +74,7 @@ def save(path: Path, data: bytes) -> None:
 
 
 def tell(record: Any, shown: Iterable[str] | Group | Table, *, json: bool, problems: object = None) -> None:
-    """Print ``record`` as JSON if ``json`` is true, else ``shown``; exit with code 1 if there are ``problems``."""
+    """Print ``shown``, or ``record`` as JSON if ``json`` is true. Exit with code 1 if there are ``problems``."""
     if json:
         emit(to_json(record))
     elif isinstance(shown, (Group, Table)):
@@ -97,7 +97,7 @@ def _write(write: Callable[[], None]) -> None:
         write()
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, a pager) has closed the pipe. Without the next line, Python would print an error at exit.
+        # The reader, such as head, has closed the pipe. Without the next line, Python would print an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
 
@@ -144,7 +144,7 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
-    """Show the numbers of finished episodes and bytes, and the time left, during the `with` block.
+    """Show the finished episodes and bytes, and the time left, during the `with` block.
 
     The block calls the yielded function with the amount done and the total. A terminal shows a bar. Another output,
     such as the log of a job, gets a line every 30 seconds.
@@ -201,9 +201,9 @@ def signals(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType
 class TextTable:
     """A table for rich; on a terminal that is narrower than the table, each row is a paragraph.
 
-    ``columns`` has, for each header, a function that returns the text of a row in this column. Columns whose headers
+    ``columns`` maps each header to a function that returns the text of a row in this column. Columns whose headers
     begin with > are aligned to the right. At most ``limit`` rows are shown. If there are more rows, the last line has
-    the number of rows that are not shown, and ends with ``hint``, which names the option that shows all rows.
+    the number of rows that are not shown. It ends with ``hint``: the option that shows all rows.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class TextTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self._title, style="bold")
-        # rich would read [red] in a str as markup, but not in a `Text`.
+        # In a str, rich would take [red] for markup.
         yield from (Text(line, overflow="fold") for line in aligned(self.headers, self.cells, options.max_width))
         if self.total > len(self.cells):
             yield Text(f"{count(self.total - len(self.cells))} more{self._hint}")

@@ -86,7 +86,7 @@ def _run(paths: Sequence[Path], to: Path, where: str | None, dry_run: bool, limi
 
 @contextmanager
 def new_store(to: Path, like: Root, limits: Limits) -> Iterator[dr.Store]:
-    """Yield a new store at a hidden path; the end of the `with` block moves this store to ``to``.
+    """Yield a new store at a hidden path. The end of the `with` block moves the store to ``to``.
 
     The new store has the schema and settings of ``like``.
     """

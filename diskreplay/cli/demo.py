@@ -1,7 +1,6 @@
 """`diskreplay demo`: runs the example `dqn_per`: four processes play CartPole, and this process learns.
 
-`diskreplay/cli/dqn_per.py` is a link to the example, because a wheel does not include the folder of examples, and a
-copy of the example could become outdated.
+`diskreplay/cli/dqn_per.py` is a link to the example: a wheel does not include the folder of examples.
 """
 
 import math
@@ -78,7 +77,7 @@ def demo(
                     f"{time.monotonic() - started:.1f} s"
                 )
         except ChildProcessError as error:
-            check_signals()  # a signal to the process group ends the collectors, too
+            check_signals()  # a signal to the process group also ends the collectors, so look for a signal first
             console.complain(f"{text.one_line(error)}{kept}")
             raise typer.Exit(console.PROBLEMS) from None
         if not learnt:
@@ -92,11 +91,11 @@ def demo(
 
 @contextmanager
 def signals_noted() -> Iterator[Callable[[], None]]:
-    """Delay the effect of signals that would end the process, and yield a function that checks for a signal.
+    """Delay signals that would end the process, and yield a function that checks for such a signal.
 
     After a signal, the next call of the yielded function, or the end of the `with` block, raises SystemExit. At the
-    first signal, the signal handler itself raises nothing, because an exception during compilation would crash the
-    process, and Python ignores an exception in a finalizer. At a second signal, the handler raises SystemExit.
+    first signal, the signal handler itself raises nothing: during compilation, an exception would crash the process,
+    and in a finalizer, Python would ignore it. At a second signal, the handler raises SystemExit.
     """
     received: list[int] = []
 

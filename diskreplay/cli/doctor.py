@@ -25,13 +25,13 @@ from diskreplay.reading.chunk_budget import MOST_MAPPINGS
 from diskreplay.segments.files.durable import file_system_type, network_warning
 from diskreplay.segments.files.machine import check_platform
 
-# The first two features of processors speed up checksums, and all others speed up compiled kernels.
+# Features of processors: the first two speed up checksums, and the others speed up compiled kernels.
 _FEATURES = ("sse4_2", "pclmulqdq", "avx2", "bmi1", "bmi2", "fma", "avx512f", "avx512bw")
 _SHM = "/dev/shm"
-# Smaller values are problems: free bytes of a disk, bytes of shared memory (Docker gives 64 MB), file descriptors of a
-# process.
+# The command reports smaller numbers as problems: the free bytes of a disk, the bytes of shared memory (Docker gives 64
+# MB), and the file descriptors of a process.
 _LITTLE_DISK, _LITTLE_SHM, _FEW_DESCRIPTORS = 10**9, 256 * 2**20, 1024
-# The libraries of these extras are not reported.
+# The command does not report the libraries of these extras.
 _DEVELOPMENT = {"all", "bench", "docs", "fuzz", "test"}
 _PYTHON = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
 
@@ -39,8 +39,7 @@ _PYTHON = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
 class Library(NamedTuple):
     """A library that the package or one of its extras needs.
 
-    ``version`` is None if the library is not installed. ``is_core`` is true if the package itself needs the library,
-    and not only an extra.
+    ``version`` is None if the library is not installed. ``is_core`` is true if the package itself needs the library.
     """
 
     version: str | None
@@ -98,7 +97,7 @@ def _cpu() -> dict[str, Any]:
     first = _read("/proc/cpuinfo").partition("\n\n")[0]
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = re.match(r"(\d+) ([1-9]\d*)", _read("/sys/fs/cgroup/cpu.max"))  # a container's CPU quota
+    quota = re.match(r"(\d+) ([1-9]\d*)", _read("/sys/fs/cgroup/cpu.max"))  # the CPU quota of a container
     flags = fields.get("flags", "").split()
     return {
         "model": fields.get("model name") or platform.processor() or platform.machine(),
@@ -117,7 +116,7 @@ def _space(path: str) -> dict[str, int] | None:
 
 
 def _file_system(path: Path) -> dict[str, Any]:
-    # The type is read from Linux's struct statfs, which other systems do not have.
+    # The type is in the struct statfs of Linux. Other systems do not have this struct.
     kind = file_system_type(path) if _is_linux() else "unknown"
     mount_point, options = _mount(path)
     return {
@@ -140,10 +139,10 @@ def _mount(path: Path) -> tuple[str | None, list[str]]:
         with suppress(IndexError):
             escaped, options, shared = before.split(" ")[4], before.split(" ")[5], after.split(" ")[2]
             point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), escaped)
-            # If two file systems are mounted at one place, the later mount is in use.
+            # If two file systems are mounted on one folder, the second one is in use.
             if path.is_relative_to(point) and len(point) >= len(found[0] or ""):
                 names = dict.fromkeys([*options.split(","), *shared.split(",")])
-                # An option with a slash has the path of a folder.
+                # An option with a slash is the path of a folder, such as lowerdir=/var/lib: leave it out.
                 found = point, [name for name in names if "/" not in name]
     return found
 
@@ -189,7 +188,7 @@ def _fatal(libraries: Mapping[str, Library]) -> Iterator[str]:
 
 
 def _problems(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each problem that does not prevent the use of the package: the problem, and what to do."""
+    """Yield a line for each problem with which the package still works: the problem, and what to do."""
     disk, shm, limits, numba = found["file_system"], found["shm"], found["limits"], found["numba"]
     if warning := network_warning(disk["type"], disk["path"]):
         yield warning
@@ -276,7 +275,7 @@ def versions_of_this_process(known: Mapping[str, Library]) -> dict[str, object]:
 
 
 def known_libraries() -> dict[str, Library]:
-    """Return the libraries that the package and its extras need; {} if the package has no metadata."""
+    """Return the libraries that the package and its extras need; {} if the metadata of the package are missing."""
     known = _metadata()
     extras = {"", *known.get_all("Provides-Extra", [])} - _DEVELOPMENT
     tested: dict[str, SpecifierSet] = {}

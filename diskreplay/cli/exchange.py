@@ -37,7 +37,7 @@ SCHEMES: Mapping[str, str] = {
     "d4rl": "an HDF5 file of D4RL",
     "robomimic": "an HDF5 file of demonstrations of robosuite, robomimic or Isaac Lab",
 }
-"""The formats of data sets, for an argument SCHEME:WHERE, as a dict of SCHEME to a description of WHERE.
+"""The formats of data sets, for an argument SCHEME:WHERE: {SCHEME: description of WHERE}.
 
 Each SCHEME is the name of a module of `diskreplay.interop`.
 """
@@ -65,7 +65,7 @@ def _names(part: str) -> Any:
     return typer.Option(metavar="NAMES", help=says)
 
 
-# In the options of both commands, NAME is a name in the data set of an import, or a path in the store of an export.
+# NAME is a name in the data set for an import, and a path in the store for an export.
 Obs = Annotated[str | None, _names("observation")]
 Action = Annotated[str | None, _names("action")]
 Reward = Annotated[str | None, _names("reward")]
@@ -190,17 +190,17 @@ def _shared(
 def _watched(
     before: str, title: str, announce: Callable[[Any], None], if_interrupted: str, *, dry_run: bool = False
 ) -> Iterator[Announced]:
-    """Show the progress of an import or an export, and ``if_interrupted`` after Ctrl-C.
+    """Show the progress of an import or an export. After Ctrl-C, print ``if_interrupted``.
 
-    The `with` block passes the yielded object to the import or export as ``progress``. Until the first episode, a bar
-    with the title ``before`` is shown. At the first episode, ``announce`` is called with the plan of the import or
-    export, and a bar with the title ``title`` appears.
+    The `with` block passes the yielded object to the import or export as ``progress``. Before the first episode, the
+    bar has the title ``before``. At the first episode, ``announce`` gets the plan of the import or export, and then a
+    bar with the title ``title`` appears.
     """
     with ExitStack() as shown:
         shown.enter_context(console.bar(before))
 
         def begin(planned: Any) -> None:
-            shown.close()  # `announce` prints tables, which a bar would overwrite
+            shown.close()  # `announce` prints tables: a bar would overwrite them
             announce(planned)
             if not dry_run:
                 progress.report = shown.enter_context(console.transfer(title))
@@ -256,8 +256,8 @@ def export_store(
 ) -> None:
     """Export the ended episodes of a store, or a selection of them, to a new data set.
 
-    Before it begins, the export lists the data that it leaves out because the format cannot hold them. The scheme npz
-    holds everything. An interrupted export leaves no files. Open episodes are left out.
+    The export first lists the data that the format cannot hold. These data are left out. With the scheme npz, all data
+    are exported. An interrupted export leaves no files. Open episodes are left out.
     """
     scheme, to = _parsed(target)
     check_local(to)

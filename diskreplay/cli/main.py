@@ -1,7 +1,7 @@
 """The `diskreplay` command: collects the commands, and turns errors into one line and an exit code.
 
-Exit codes: 0 success, 1 problems found, 2 invalid arguments or an unusable store, 130 interrupted. If a signal ends the
-demo, its exit code is 128 plus the number of the signal.
+Exit codes: 0 success, 1 problems found, 2 invalid arguments or an unusable store, 130 interrupted. After a signal, the
+exit code of the demo is 128 plus the number of the signal.
 """
 
 import os
@@ -36,7 +36,7 @@ app = typer.Typer(
     name="diskreplay",
     help="Inspect, repair, copy and convert experience replay stores on disk.",
     epilog="Exit codes: 0 success, 1 problems found, 2 bad arguments or unusable store.",
-    rich_markup_mode="markdown",  # joins the lines of a paragraph; "rich" would keep the line breaks
+    rich_markup_mode="markdown",  # this mode joins the lines of a paragraph; "rich" would keep the line breaks
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -63,7 +63,8 @@ COMMANDS: Sequence[Callable[..., None]] = (
     export_store,
 )
 for _command in COMMANDS:
-    _settings = {"ignore_unknown_options": _command in (show, frames)}  # -1 is an episode, not an option
+    # as an argument, -1 is an episode, not an option
+    _settings = {"ignore_unknown_options": _command in (show, frames)}
     app.command(_command.__name__.removesuffix("_store"), context_settings=_settings)(_command)
 
 
@@ -103,7 +104,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return int(app(arguments, prog_name="diskreplay", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except SystemExit as stop:  # raised by typer after a broken pipe, or by a signal handler
+    except SystemExit as stop:  # typer raises this after a broken pipe, and a signal handler after a signal
         return stop.code if isinstance(stop.code, int) else console.PROBLEMS
     except (dr.ReplayError, OSError) as error:
         console.complain(text.one_line(error))
@@ -116,7 +117,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _unfit(found: Mapping[str, Any], message: str) -> str:
-    """Return the reason why pydantic refused an argument; for unknown types of errors, return ``message``.
+    """Return the reason why pydantic refused an argument. If the type of the error is unknown, return ``message``.
 
     ``found`` is an entry of the list of errors in pydantic's exception.
     """
@@ -136,11 +137,11 @@ def _unfit(found: Mapping[str, Any], message: str) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    # Only errors of arguments have this method; the class of such errors is not public in every version of typer.
+    # Only errors of arguments have this method. In some versions of typer, their class is not public.
     if hasattr(error, "format_message"):
         command = getattr(getattr(error, "ctx", None), "command_path", "diskreplay")
         message = error.format_message()
-        # Newer releases of typer check values with pydantic, whose message names neither the value nor the bound.
+        # Newer releases of typer check values with pydantic. Its message has neither the value nor the bound.
         if error.__cause__ is not None and hasattr(error.__cause__, "errors"):
             (found, *_) = error.__cause__.errors()
             where, _, reason = message.partition(": ")

@@ -22,9 +22,10 @@ def verify(
 ) -> None:
     """Check a store for damage.
 
-    Checks its structure, the sizes of its files, its metadata against its schema, and its flags against its counters;
-    with --deep also the checksums of all sealed data. Prints a line for each problem: kind, file, description. Nothing
-    is written, and other processes may write to the store meanwhile. Exit code 1 if there is a problem.
+    Checks the structure, the sizes of files, the metadata against the schema, and the flags of rows against the
+    counters. With --deep, also checks the checksums of all sealed data. Prints a line for each problem: kind, file,
+    description. Nothing is written, and other processes may write to the store meanwhile. Exit code 1 if there is a
+    problem.
     """
     with console.bar("Verifying segments", in_bytes=deep) as progress:
         problems = find_problems(path, deep=deep, progress=progress)

@@ -1,4 +1,4 @@
-"""Formats values as readable text, without control characters of a terminal, and as JSON for programs."""
+"""Formats values as text for users, without control characters, and as JSON for programs."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def count(number: int | None) -> str:
 
 
 def step_classes(counts: Mapping[str, int]) -> list[str]:
-    """Return texts such as "9 hidden" of the counts that are not 0; ``counts`` has the keys of `Store.info`."""
+    """Return a text such as "9 hidden" for each count that is not 0. ``counts`` has the keys of `Store.info`."""
     names = {"hidden": "hidden", "evicted": "evicted", "discarded": "discarded", "lost": "lost to damage"}
     return [f"{count(counts[f'steps_{key}'])} {name}" for key, name in names.items() if counts[f"steps_{key}"]]
 
@@ -32,7 +32,7 @@ def size(number: int | None) -> str:
     if number is None:
         return NOTHING
     amount, unit = float(number), 0
-    # 999.95 kB would be printed as 1000.0 kB, so the next unit is used.
+    # Take the next unit for 999.95 kB: it would be printed as 1000.0 kB.
     while abs(amount) >= (1000 if unit == 0 else 999.95) and unit < len(UNITS) - 1:
         amount, unit = amount / 1000, unit + 1
     return f"{number:,} B" if unit == 0 else f"{amount:,.1f} {UNITS[unit]}"
@@ -60,7 +60,7 @@ def share(part: int, whole: int | None) -> str:
 
 
 def percent(part: float | None) -> str:
-    """Return a share from 0 to 1 as a percentage: 12.5%, or "< 0.1%" and "> 99.9%" near the ends."""
+    """Return a share from 0 to 1 as a percentage: 12.5%; "< 0.1%" near 0, and "> 99.9%" near 1."""
     if part is None:
         return NOTHING
     if 0 < part < 0.001:
@@ -141,7 +141,7 @@ def _bound(value: object) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as objects that JSON can hold: arrays become lists, and NaN and infinities become None."""
+    """Return a value in a form that JSON can hold: arrays become lists, and NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

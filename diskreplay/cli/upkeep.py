@@ -29,10 +29,10 @@ def backup(
     """Make a consistent copy of a store; other processes may write to the store meanwhile.
 
     The copy has the state of the store at one moment, with all ids, limits, priorities and saved states. Open episodes
-    are cut in the copy. If the file system can, the copy shares the blocks of sealed data (reflink), or has hard links
-    to the files; otherwise the data are copied. Checksums of sealed data are checked. The copy appears at its path when
-    it is complete. Repeat the command to continue after an interruption or a full disk. Exit code 1 if the store is
-    damaged: damaged files are copied as they are.
+    are cut in the copy. Sealed data are not copied if the file system can share their blocks (reflink) or can make hard
+    links to their files. The command checks the checksums of sealed data. The copy appears at its path when it is
+    complete. Repeat the command to continue after an interruption or a full disk. Damaged files are copied unchanged,
+    and the exit code is 1.
     """
     try:
         with console.bar("Copying", in_bytes=True) as progress:
@@ -70,7 +70,7 @@ def compact(
 ) -> None:
     """Merge sealed segments into packs. A store with many short segments then has fewer files and is faster.
 
-    Ids, episodes, priorities and saved states do not change. Other processes may write and sample meanwhile. Segments
+    Ids, episodes, priorities and saved states do not change. Meanwhile, other processes may write and sample. Segments
     that are still written, damaged, or large enough to fill half a pack are not merged.
     """
     how = parse_compression(compression)
@@ -106,8 +106,8 @@ def evict(
     """Evict the episodes that meet an expression, for good.
 
     Evicted episodes disappear at once in every process. The bytes of a segment are deleted when all its episodes are
-    evicted or hidden. Episodes in segments that are still written stay. The command asks on the terminal before it
-    evicts, unless --yes is given. Exit code 1 if the answer is not yes.
+    evicted or hidden. An episode is not evicted while a writer writes to its segment. The command asks on the terminal
+    before it evicts, unless --yes is given. If the user does not answer yes, the exit code is 1.
     """
     with dr.open(path, "r" if dry_run else "a") as store:
         condition = compile_where(where, store.schema)

@@ -1,4 +1,4 @@
-"""The expressions of `--where`: conditions on episodes, in a small part of Python's syntax.
+"""The expressions of `--where`: conditions on episodes, in a part of Python's syntax.
 
 Python parses an expression, but never runs it. Calls and attributes are refused.
 """
@@ -49,7 +49,7 @@ RIGHT_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("return", "returns", "ret", "reward", "rewards", "score", "total_return"), "called total_reward"),
     **dict.fromkeys(("len", "lengths", "steps", "n_steps", "num_steps", "size"), "called length"),
 }
-"""Names that users may try instead of the names of properties: {name: end of the error message}."""
+"""Wrong names of properties that users may try: {name: end of the error message}."""
 
 FIELDS = "episode"  # episode["length"] is the episode field called "length"; length is the property
 
@@ -75,9 +75,9 @@ def compile_where(
 ) -> Predicate:
     """Return a function that tells whether an episode meets an expression.
 
-    A comparison with a missing value is false, and the result of a calculation with a missing value is missing.
-    ``properties`` has the names that an expression may use in addition to episode fields. Raises SchemaError if the
-    text is not an expression, or has an unknown name; the message has the column in the text.
+    A comparison with a missing value is false. A calculation with a missing value gives a missing value. ``properties``
+    has the names that an expression may use in addition to episode fields. Raises SchemaError if the text is not an
+    expression, or has an unknown name. The message has the column of the fault.
     """
     expression = expression.strip()
     try:
@@ -112,7 +112,7 @@ def matching(episodes: Iterable[Episode], where: Predicate) -> list[bool]:
 
 
 class _Term(NamedTuple):
-    kind: type  # str or float; float also stands for truth values
+    kind: type  # str or float; truth values have the kind float
     read: Read
 
 
@@ -175,7 +175,7 @@ class _Compiler:
         return _joined(_COMPARISONS[type(op)], term.read, self._of_kind(right, term.kind), False)
 
     def _named(self, node: ast.expr) -> _Term:
-        """Return the term that reads a property, or one number of an episode field, such as ``goal[0]``."""
+        """Return the term for a property, or for one number of an episode field, such as ``goal[0]``."""
         keys, base = self._keys(node)
         if not keys and base in self._properties:
             return _Term(*self._properties[base])
@@ -239,7 +239,7 @@ def _joined(work: Callable[[Any, Any], Value], left: Read, right: Callable[[Epis
 def _number(value: Any, keys: list[Any]) -> Value:
     """Return the number ``value[keys[0]][keys[1]]...``; None if ``value`` is None.
 
-    A float has the digits that numpy prints: a float32 of 0.1 becomes 0.1.
+    A float32 of 0.1 becomes 0.1: a float has the digits that numpy prints.
     """
     if value is None:
         return None

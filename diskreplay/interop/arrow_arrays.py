@@ -1,7 +1,7 @@
 """Convert NumPy arrays to Arrow columns and back, without a loop over rows.
 
-A field with a shape becomes nested lists of fixed size, so that any reader of Arrow sees the shape. Fields of many
-numbers, such as images, can be columns of bytes instead, since Parquet takes several times as long for lists.
+A field with a shape becomes nested lists of fixed size, so that any reader of Arrow sees the shape. Large fields, such
+as images, can be columns of bytes, because Parquet takes several times as long for lists.
 """
 
 import math
@@ -55,7 +55,7 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
 
 
 def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
-    """Spread the rows of ``column``, in order, over the rows where ``is_present`` is true; all other rows are null.
+    """Return a column with the rows of ``column`` where ``is_present`` is true, and null in all other rows.
 
     In a column of lists, a null row is a list of nulls, since pyarrow before 26 cannot write a null list of fixed size.
     """
@@ -66,14 +66,14 @@ def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
 
 
 def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.bool_]]:
-    """Return the rows of a column that are neither null nor a list of nulls, and a mask that is true at these rows."""
+    """Return the rows of a column that are neither null nor a list of nulls, and a mask of these rows in the column."""
     is_present: NDArray[np.bool_] = column.is_valid().to_numpy()
     rows = numbers = column.drop_null()
     while pa.types.is_fixed_size_list(numbers.type):
         numbers = pa.chunked_array([chunk.flatten() for chunk in numbers.chunks], numbers.type.value_type)
     if numbers.null_count:
         complete = numbers.is_valid().to_numpy()
-        # If some inner lists are null, the rows are left as they are, and `from_arrow` raises.
+        # If some inner lists are null, leave the rows as they are: `from_arrow` refuses them.
         if len(complete) % len(rows) == 0:
             kept = complete.reshape(len(rows), -1).any(axis=1)
             rows, is_present[is_present] = rows.filter(pa.array(kept)), kept

@@ -315,9 +315,10 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         self._values.set(fields)
 
     def set_episode(self, **values: Any) -> None:
-        """Set episode fields, by name, of each lane's running episode, or of its next episode if no episode is running.
+        """Set episode fields, by name, of each lane's running episode.
 
-        Each value has a leading axis of num_envs. See `RecordEpisodes.set_episode`.
+        If no episode runs in a lane, the values belong to the lane's next episode. Each value has a leading axis of
+        num_envs. See `RecordEpisodes.set_episode`.
 
         Raises
         ------

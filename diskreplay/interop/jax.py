@@ -16,8 +16,8 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
 
     Dicts and tuples of fields stay dicts and tuples. The arrays share memory with the batch's tensors. The memory is
     freed when no array and no computation uses it any longer. Do not change a shared tensor, since JAX assumes that
-    arrays are constant. Fields that are not contiguous are copied, such as `obs` and `next_obs` of `Sequences`, which
-    are views of the same array.
+    arrays are constant. Fields that are not contiguous are copied. For example, `obs` and `next_obs` of `Sequences` are
+    views of one array.
 
     `index` is left out: ids need 64 bits, and integers of JAX have 32 bits by default. Pass `batch.index` to
     `Sampler.update_priorities`; the TD errors may be a JAX array. Without ``jax_enable_x64``, fields of 64 bits are
@@ -31,7 +31,7 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        JAX does not use the batch's device or dtypes, or an integer of 64 bits does not fit into 32 bits.
+        JAX does not use the device or a dtype of the batch, or an integer does not fit into 32 bits.
     """
     return {name: _to_jax(name, batch[name]) for name in batch if name != "index"}
 
@@ -39,7 +39,7 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
 def _to_jax(path: str, tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _to_jax(f"{path}/{name}", below) for name, below in tree.items()}
-    if isinstance(tree, tuple):  # `jax.tree` takes an instance of a subclass of tuple for a leaf
+    if isinstance(tree, tuple):  # make a plain tuple, because `jax.tree` takes a subclass of tuple for a leaf
         return tuple(_to_jax(f"{path}/{number}", below) for number, below in enumerate(tree))
     try:
         array = jax.dlpack.from_dlpack(tree.detach().contiguous())
@@ -52,7 +52,7 @@ def _to_jax(path: str, tree: Any) -> Any:
 
 
 def _check_fit(path: str, values: np.ndarray, bounds: np.iinfo) -> None:
-    """Raise ValueError for values outside of ``bounds``, of which JAX would silently keep only the lowest bits."""
+    """Raise ValueError for values outside of ``bounds``: JAX would silently keep only their lowest bits."""
     outside = values[(values < bounds.min) | (values > bounds.max)]
     if len(outside):
         raise ValueError(

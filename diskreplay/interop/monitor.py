@@ -26,8 +26,8 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 # Upper bounds of histogram buckets: 0, 1, 2, 5, 10, ... for steps and versions, 0.0001, 0.0002, ... for priorities.
 COUNTS = (0.0, *(float(digit * 10**power) for power in range(10) for digit in (1, 2, 5)))
 PRIORITIES = tuple(float(f"{digit}e{power}") for power in range(-4, 4) for digit in (1, 2, 5))
-# All states in `Store.info`. A state that no segment or writer has is reported as 0: without a report, the chart of the
-# state would keep the last number.
+# All states in `Store.info`. A state without segments or writers is reported as 0: otherwise its chart would keep the
+# last number.
 STATES = {
     "segments": ("sealed", "writing", "dead", "foreign", "unknown", "damaged"),
     "writers": ("alive", "dead", "closed", "unknown"),
@@ -37,9 +37,9 @@ STATES = {
 class Measure(NamedTuple):
     """The description of a number, or of a histogram of numbers, in `Store.info` or `Sampler.stats`.
 
-    ``key`` is the path of the number in the nested dicts of `Store.info` or `Sampler.stats`. ``name`` and ``unit`` are
-    parts of the metric's name in Prometheus. If the path leads to a dict, ``label`` is the Prometheus label whose
-    values are the keys of this dict. ``bounds`` are the upper bounds of a histogram's buckets.
+    ``key`` is the path of the number in the nested dicts. ``name`` and ``unit`` are parts of the metric's name in
+    Prometheus. If the path leads to a dict, the keys of this dict are the values of the Prometheus label ``label``.
+    ``bounds`` are the upper bounds of a histogram's buckets.
     """
 
     key: str
@@ -118,7 +118,7 @@ SAMPLER = (
 
 
 class TensorBoardWriter(Protocol):
-    """A `SummaryWriter` of `torch.utils.tensorboard` or tensorboardX, with the methods that this module calls."""
+    """The methods of a `SummaryWriter` of `torch.utils.tensorboard` or tensorboardX that this module calls."""
 
     def add_scalar(self, tag: str, value: Any, step: int, /) -> object: ...
     def add_histogram(self, tag: str, values: Any, step: int, /) -> object: ...
@@ -136,8 +136,8 @@ class Observed(NamedTuple):
     """The numbers of a store or a sampler at one time.
 
     ``group`` is "store" or "sampler". ``step`` is the number of steps inserted into a store, or the number of batches
-    delivered by a sampler. Each entry of ``values`` is a measure, the value of its label ("" for a measure without
-    label), and the number, or the array of a histogram.
+    delivered by a sampler. An entry of ``values`` has three parts: a measure, the value of the measure's label (""
+    without a label), and the number. For a histogram, the third part is an array.
     """
 
     group: str
@@ -146,7 +146,7 @@ class Observed(NamedTuple):
     values: list[tuple[Measure, str, Any]]
 
     def by_tag(self, prefix: str | None) -> Iterator[tuple[Measure, str, Any]]:
-        """Yield each measure, its tag, such as ``sampler/age``, and its number.
+        """Yield each measure, with a tag such as ``sampler/age``, and its number.
 
         Tags begin with ``prefix``, or with the group if ``prefix`` is None.
         """
@@ -174,11 +174,11 @@ def to_tensorboard(
     - ``sampler/priority``: the priorities, if ids are drawn by priorities.
     - ``sampler/staleness/NAME``: see `staleness`.
 
-    If items are sequences, only their first steps are counted. Making a histogram draws no ids and changes no counts of
-    the sampler. Histograms are left out before the first batch, and if a step of the last batch was evicted.
+    If items are sequences, only their first steps are counted. Histograms do not change the sampler. There are no
+    histograms before the first batch, or if a step of the last batch was evicted.
 
-    A call for a sampler takes milliseconds, and a call for a store looks at all its files: call this function
-    every few seconds, not for each batch.
+    Call this function every few seconds, not for each batch: a call for a sampler takes milliseconds, and a call for a
+    store looks at all files of the store.
 
     Parameters
     ----------
@@ -192,15 +192,15 @@ def to_tensorboard(
     staleness : str or sequence of str
         Names of extra fields, such as the version of the policy that acted. The histogram ``sampler/staleness/NAME``
         has, for each step of the batch, the newest value minus the step's value. The newest value is the maximum over
-        the batch and the last step of the episode that began last.
+        the steps of the batch and the last step of the newest episode.
     prefix : str or None
-        The first part of each name, to tell several stores or samplers of a run apart. None: "store" or "sampler".
+        The first part of each name. Give each store or sampler of a run its own prefix. None: "store" or "sampler".
 
     Raises
     ------
     ValueError
         The source is neither a store nor a sampler, or a name in `staleness` is not an extra field with one number a
-        step. Or `staleness` is given, and the source is not a `Sampler`.
+        step. Or the source is not a `Sampler`, and `staleness` is given.
     """
     observed = observe(source, staleness)
     at = observed.step if step is None else step
@@ -227,7 +227,7 @@ def to_wandb(
     Raises
     ------
     MissingExtra
-        wandb cannot be imported, and there are histograms to log.
+        There are histograms to log, and wandb cannot be imported.
     """
     logged: dict[str, Any] = {}
     for measure, tag, value in observe(source, staleness).by_tag(prefix):
@@ -237,7 +237,7 @@ def to_wandb(
 
 def _wandb_histogram(values: NDArray[Any]) -> Any:
     with dr.MissingExtra.raised_for("a histogram of Weights & Biases", "wandb"):
-        import wandb  # already imported by the caller, who made a run
+        import wandb  # the caller has imported wandb to make the run
     return wandb.Histogram(values)
 
 
@@ -258,16 +258,17 @@ def to_prometheus(
     Parameters
     ----------
     writer : file or path
-        A file that is open for text, or a path. The file at a path is replaced by one rename, as the textfile collector
-        of node_exporter requires. Write at most one store and one sampler to an open file, since Prometheus allows each
-        name once in a file.
+        A file that is open for text, or a path. A file at this path is replaced by one rename, as the textfile
+        collector of node_exporter requires. Write at most one store and one sampler to an open file, since Prometheus
+        allows each name once in a file.
     labels : mapping of str to str, or None
         Labels for every number, such as the name of the run.
 
     Raises
     ------
     ValueError
-        As for `to_tensorboard`. Or a name in `labels` is invalid in Prometheus, or is a label that this function sets.
+        As for `to_tensorboard`. Or a name in `labels` is invalid in Prometheus, or this function itself sets that
+        label.
     """
     observed, given = observe(source, staleness), _check_labels(labels or {})
     common = {**given, **({} if observed.path is None else {"store": observed.path})}
@@ -313,9 +314,9 @@ def _store_numbers(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampler_numbers(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of `Sampler.stats` or `ShardedSampler.stats`, nested as in the table `SAMPLER`.
+    """Return the numbers of a sampler's `stats`, nested as in the table `SAMPLER`.
 
-    For a `ShardedSampler`, ``missing`` is the number of missing shards, and ``shards`` has, for each measure, a dict of
+    For a `ShardedSampler`, ``missing`` is the number of missing shards, and ``shards`` maps each measure to a dict of
     numbers by shard.
     """
     if "shards" not in stats:
@@ -344,15 +345,15 @@ def _places(measure: Measure, flat: Mapping[str, Any]) -> Iterator[tuple[str, st
 
 
 def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> dict[str, Any]:
-    """Return the array for each histogram: a number for each item of the sampler's last batch."""
+    """Return an array for each histogram, with a number for each item of the sampler's last batch."""
     extra = sampler.store.schema.extra
     for name in names:
         field = extra.get(name)
         if not isinstance(field, dr.Field) or field.shape or field.dtype.kind not in "biuf":
             known = [key for key, one in extra.items() if isinstance(one, dr.Field) and not one.shape]
             raise ValueError(f"staleness must name an extra field with one number a step, of {known}, not {name!r}")
-    # If an extra field has the name of a number in ``wanted``, `gather` cannot return the number, and the histogram is
-    # left out.
+    # The names of batch fields that the histograms need. If an extra field has one of these names, `gather` cannot
+    # return the batch field, and the histogram is left out.
     wanted = [("age",), ("probability", "priority_sum")][: 1 + weighted]
     requested = [name for group in wanted if extra.keys().isdisjoint(group) for name in group]
     try:
@@ -368,13 +369,14 @@ def _histograms(sampler: "dr.Sampler", names: Sequence[str], weighted: bool) -> 
 
 def _staleness(sampler: "dr.Sampler", name: str, batch: Mapping[str, Any]) -> NDArray[np.float64]:
     values: NDArray[np.float64] = batch[name].astype(np.float64)
-    if values.ndim > batch["index"].ndim:  # only the first step of a window counts
+    if values.ndim > batch["index"].ndim:  # take only the first step of a window
         values = values[:, 0]
-    snapshot = sampler.store.snapshot  # one snapshot for both lines below: other threads may refresh the store
+    snapshot = sampler.store.snapshot  # the lines below need the same snapshot: other threads may refresh the store
     first, steps = snapshot.episodes.first, snapshot.episodes.steps
     newest = -np.inf
-    if len(first):  # 0 if all episodes were evicted since the batch was gathered
-        # Ids of different writers are not in the order of time, so the episode with the largest ids may be old.
+    if len(first):  # there may be no episode: all may be evicted since the batch was gathered
+        # Take the newest episode by its time: the episode with the largest ids may be old, if there are several
+        # writers.
         youngest = int(np.argmax(snapshot.times(first)))
         newest = float(snapshot.rows(f"extra/{name}", int(first[youngest]), int(steps[youngest]))[-1])
     return float(np.max(values, initial=newest)) - values.ravel()
@@ -422,7 +424,10 @@ def _number(value: Any) -> str:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    """Replace a file by one rename. A collector that reads ``*.prom`` does not see the temporary file."""
+    """Replace a file by one rename.
+
+    The name of the temporary file does not end in ``.prom``, so that no collector reads it.
+    """
     other = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         other.write_text(text, encoding="utf-8")

@@ -1,13 +1,13 @@
 """Data sets of NumPy files: a folder with one ``.npz`` file for each episode, with all data of a store.
 
 ``dataset.json`` has the schema, as `docs/format.md` describes it, and the numbers of episodes and steps. A file
-``episode-NNNNNNNN.npz`` has the arrays of one episode, named by the paths of the schema, such as ``obs`` or
-``obs/image``, ``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. Observations have one row more than the
-other arrays if there is a final observation. The scalars ``terminated`` and ``truncated`` are both false if the episode
-was cut. The array ``priority`` exists if steps were appended with priorities. The array ``notes`` exists if the episode
-has notes, and has the bytes of their JSON text in UTF-8.
+``episode-NNNNNNNN.npz`` has the arrays of one episode. Arrays have the names of paths of the schema, such as ``obs``,
+``obs/image``, ``action``, ``reward``, ``extra/log_prob`` and ``episode/seed``. With a final observation, arrays of
+observations have one row more than other arrays. The scalars ``terminated`` and ``truncated`` are both false if the
+episode was cut. The array ``priority`` exists if steps were appended with priorities. If the episode has notes, the
+array ``notes`` has the bytes of their JSON text in UTF-8.
 
-An export marks hidden steps in the array ``hidden``, which an import does not read.
+An export marks hidden steps in the array ``hidden``. An import does not read this array.
 
 NumPy files of other programs are imported, too: one file with the rows of all episodes, or a folder with a file for
 each episode. In files of other programs, ``obs`` or ``observations``, ``actions``, ``rewards``, ``next_obs`` and
@@ -79,23 +79,23 @@ def import_dataset(
     Parameters
     ----------
     source : path
-        A folder that `export_dataset` wrote. Or an ``.npz`` file with the consecutive rows of all episodes, or a folder
-        with one ``.npz`` file for each episode, in the order of the files' names. Arrays with usual names, such as
-        "obs", "actions" or "act", "rewards" or "rew", "next_obs", "dones", "terminated" and "truncated", have their
-        usual meaning. Arrays with one row for each episode are episode fields, and other arrays are extra fields. For
-        arrays with other names, see the options.
+        A folder that `export_dataset` wrote, or files of other programs: one ``.npz`` file with the rows of all
+        episodes, or a folder with an ``.npz`` file for each episode. Episodes are in the order of the files' names.
+        Arrays with usual names, such as "obs", "actions" or "act", "rewards" or "rew", "next_obs", "dones",
+        "terminated" and "truncated", have their usual meaning. Arrays with one row for each episode are episode fields,
+        and other arrays are extra fields. For all other names, see the options.
     starts : str, optional
         In a file of all episodes, the name of the array that is true in the first row of each episode. The default is
         "episode_starts".
     indices : str, optional
-        In a file of all episodes, the name of the array with one number for each episode. The number is the episode's
+        In a file of all episodes, the name of the array with one row number for each episode: either the episode's
         first row, or the row after the episode's last row.
     ended : {"truncated", "terminated", "cut"}
-        How episodes ended, if the data set has no array of ends, such as "dones" or "terminals".
+        How episodes ended. This applies if no array, such as "dones" or "terminals", tells it.
     terminated, truncated : str, optional
-        The names of two arrays. ``terminated`` is true at the last step of an episode that terminated, and
-        ``truncated`` at the last step of an episode that a limit truncated. The default is the first usual name that
-        the data set has.
+        The names of two arrays of flags. The array ``terminated`` is true at the last step of a terminated episode, and
+        the array ``truncated`` at the last step of a truncated episode. The default is the first usual name that the
+        data set has.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
     progress : callable, optional
@@ -110,7 +110,7 @@ def import_dataset(
     FormatError
         The data set cannot be read.
     SchemaError
-        An option has the name of an array that does not exist, or the option does not apply to this data set.
+        An option names an array that does not exist, or does not apply to this data set.
     StoreExists
         Something else is at ``path``.
     """
@@ -226,7 +226,7 @@ _STARTS = "episode_starts"
 
 
 def _has_foreign_files(folder: Path) -> bool:
-    """Tell whether a folder has NumPy files of other programs; False for an export, even if it is incomplete."""
+    """Tell whether a folder has NumPy files of other programs. Even an incomplete export is not such a folder."""
     files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
     return bool(files) and not Description.is_in(folder) and not any(_OWN.fullmatch(file.name) for file in files)
 
@@ -241,7 +241,7 @@ def _raise_not_found(folder: Path) -> NoReturn:
 
 
 class _Flags(NamedTuple):
-    """The options about the ends of episodes.
+    """The options that tell how episodes ended.
 
     Attributes
     ----------
@@ -263,12 +263,12 @@ class _Flags(NamedTuple):
 
 
 class _Arrays:
-    """The arrays in files of other programs, with the role of each array in a step or an episode.
+    """The arrays in files of other programs, with the meaning of each array.
 
     Attributes
     ----------
     names : dict of str to str
-        The name of the array for each leaf of steps, by path in the store, such as ``{"obs": "observations"}``.
+        The path of each leaf of a step, and the name of its array, such as ``{"obs": "observations"}``.
     """
 
     def __init__(self, place: Path, choice: Choice, flags: _Flags) -> None:
@@ -280,7 +280,7 @@ class _Arrays:
         self.skipped = list[Skipped]()
 
     def _load(self, file: Path) -> Rows:
-        """Return a file's arrays, except those in the option ``skip``; flags and next observations are always read."""
+        """Return a file's arrays without those in the option ``skip``. Flags and next observations are always read."""
         self._left_out = []
 
         def is_read(name: str) -> bool:
@@ -298,15 +298,16 @@ class _Arrays:
         if not found:
             names = {_ROLES.get(name, f"{EXTRA}/{name}"): name for name, rows in arrays.items() if rows.ndim}
             leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self._place)
-            # `lay_out` raises SchemaError, with the file's names, if the options have a name that the file lacks.
+            # `lay_out` raises SchemaError if an option has a name that the file lacks. The message has the names in the
+            # file.
             lay_out(str(self._place), leaves, names, None, self._choice)
             raise FormatError(f"{self._place} has no actions; it has {', '.join(arrays)}")
         return found[0]
 
     def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
-        """Add the names of arrays of steps to ``names``, and return the arrays of episode fields, by path.
+        """Add the arrays of steps to ``names``, and return the arrays of episode fields, by path.
 
-        ``count`` is the number of steps, and ``episodes`` the number of episodes, in ``arrays``.
+        ``arrays`` have ``count`` steps of ``episodes`` episodes.
         """
         fields: dict[str, NDArray[Any]] = {}
         steps = list[str]()
@@ -344,7 +345,7 @@ class _Arrays:
                 raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
-        """Return two masks: of the steps that terminated or were done, and of the steps that a limit truncated."""
+        """Return two masks of steps: steps that terminated or were done, and steps that a limit truncated."""
         return self._flag(arrays, self._told.ends(), count), self._flag(arrays, self._told.limits(), count)
 
     def _episode(
@@ -455,7 +456,7 @@ class _Files(_Arrays):
         self._first = first
         self._action = self._action_in(first)
         self._fields = self._sort(first, len(first[self._action]), 1)
-        self.skipped.clear()  # the next lines read all files again, and add the same unreadable files again
+        self.skipped.clear()  # the next lines read all files again, and find the same unreadable files
         lengths = [self._or_skip(self._length, file) for file in files]
         self._numbers = [number for number, length in enumerate(lengths) if length is not None]
         self._files = [files[number] for number in self._numbers]
@@ -476,16 +477,19 @@ class _Files(_Arrays):
             return None
 
     def _length(self, file: Path) -> int:
-        """Return the number of steps in a file, from its array of actions; if possible, only this array is read."""
+        """Return the number of steps in a file: the length of the array of actions.
+
+        If possible, read only this array.
+        """
         arrays = read_npz(file, self._action.__eq__) or read_npz(file)
         return len(arrays[self._action_in(arrays)])
 
     def _check_one_episode(self, file: Path, arrays: Arrays) -> None:
-        """Raise FormatError if flags show that a file has several episodes, which would be imported as one."""
+        """Raise FormatError if flags show that a file has several episodes: they would be imported as one."""
         for name in (*self._told.ends(), *self._told.limits(), _STARTS):
             flags = as_flags(np.ravel(arrays.get(name, False)), f"{file}: {name}", FormatError)
-            # Some environments repeat the flag of an episode's end, so only a false flag after a true flag begins an
-            # episode.
+            # Some environments repeat the flag at the end of an episode. So an episode begins only at a false flag
+            # after a true flag.
             inside = flags[1:] if name == _STARTS else flags[:-1] & ~flags[1:]
             if inside.any():
                 raise FormatError(

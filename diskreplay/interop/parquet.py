@@ -1,20 +1,21 @@
-"""Data sets of Parquet files: a table of steps and a table of episodes, which hold all data of a store.
+"""Data sets of Parquet files: a table of steps and a table of episodes, with all data of a store.
 
 ``steps/`` has files with one row for each step. The columns ``episode`` and ``step`` are numbers from 0. Each leaf of a
-step has a column, named by the leaf's path in the schema, such as ``obs/image`` or ``extra/log_prob``. A field with a
-shape is stored as a nested list of fixed size. A field of more than 256 numbers is stored as bytes of fixed size, in C
-order, since bytes are read several times as fast as lists. The column ``priority`` exists if steps were appended with
+step has a column. The leaf's path is the name of the column, such as ``obs/image`` or ``extra/log_prob``. A field with
+a shape is stored as a nested list of fixed size. A field of more than 256 numbers is stored as bytes of fixed size, in
+C order: bytes are read several times as fast as lists. The column ``priority`` exists if steps were appended with
 priorities.
 
 ``episodes/`` has files with one row for each episode. The columns are ``episode``, ``length``, ``terminated``,
-``truncated``, episode fields such as ``episode/seed``, and ``notes`` as JSON text. The observation after the last step
-has columns with the paths of observations, such as ``obs/image``. An episode that is neither terminated nor truncated
-was cut. A missing value is null or, if the field has a shape, a nested list with null for each number.
+``truncated``, episode fields such as ``episode/seed``, and ``notes`` as JSON text. Columns with the paths of
+observations, such as ``obs/image``, have the observation after the episode's last step. An episode that is neither
+terminated nor truncated was cut. A missing value is null or, if the field has a shape, a nested list with null for each
+number.
 
 ``dataset.json`` has the schema, as `docs/format.md` describes it. The files in ``steps/`` also have the schema in
 their metadata.
 
-An export marks hidden steps in the column ``hidden`` of ``steps``, which an import does not read.
+An export marks hidden steps in the column ``hidden`` of ``steps/``. An import does not read this column.
 """
 
 import json
@@ -64,7 +65,7 @@ _EPISODE, _STEP, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES = (
     *("episode", "step", "length"),
     *("terminated", "truncated", "notes"),
 )
-_MOST_LISTED = 256  # a field of more numbers than this is written as bytes of fixed size
+_MOST_LISTED = 256  # a field of at most this many numbers is written as lists, and a larger field as bytes
 _FILE_BYTES = 16 << 20  # a file is written when its episodes take this number of bytes
 
 
@@ -228,7 +229,7 @@ def _column(leaf: Field, rows: NDArray[Any]) -> "Array":
 
 
 class _Wanted(NamedTuple):
-    """The schema of a data set, and the paths of the leaves to read: the leaves that the options keep."""
+    """The schema of a data set, and the paths of the leaves that the options keep."""
 
     schema: Schema
     paths: Collection[str]
@@ -239,18 +240,18 @@ class _Wanted(NamedTuple):
 
     @property
     def episodes(self) -> dict[str, Field]:
-        """The wanted leaves in the table of episodes, by path: final observations, and episode fields."""
+        """The kept leaves in the table of episodes, by path: final observations and episode fields."""
         of_episodes = {path: leaf for path, leaf in self.schema.leaves.items() if path in self.paths}
         return {path: leaf for path, leaf in of_episodes.items() if is_obs(path) or path not in self.steps}
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of the table of episodes, in the order of episodes; the files of steps have the same names."""
+    """Return the files of the table of episodes, in the order of episodes. Files of steps have the same names."""
     return sorted((folder / _EPISODES).glob("[0-9]*.parquet"))
 
 
 def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[EpisodeData]:
-    files = _files(folder)  # a file is named by the number of its first episode
+    files = _files(folder)  # the name of a file is the number of its first episode
     starts = [int(file.stem) for file in files]
     spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]
     if not spans or spans[0][1] > first:
@@ -303,7 +304,7 @@ def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skippe
 
 
 def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
-    """Return the number of steps of each episode; raise FormatError if ``steps`` does not match ``ends``."""
+    """Return the number of steps of each episode. Raise FormatError if ``steps`` and ``ends`` differ in this number."""
     lengths = from_arrow(ends.column(_LENGTH), _LENGTH)
     if lengths.dtype.kind not in "iu" or (lengths < 1).any() or int(lengths.sum()) != steps.num_rows:
         raise FormatError(f"{path} has {steps.num_rows} rows, and its episodes have the lengths {lengths[:8].tolist()}")
@@ -327,7 +328,7 @@ def _array(column: Any, path: str, leaf: Field) -> NDArray[Any]:
 
 
 def _with_places(column: Any, path: str, leaf: Field) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return a column's values without nulls, and for each row the index of its value; -1 for a row that is null."""
+    """Return a column's values without nulls, and the index of each row's value; -1 for a null row."""
     rows, there = without_missing(column)
     return _array(rows, path, leaf), np.where(there, np.cumsum(there) - 1, -1)
 

@@ -291,7 +291,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
                     "without a state, with the newest steps"
                 )
             episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
-        self.episodes = episodes  # must come first: RLlib's `set_state` gives a missing attribute a default value
+        self.episodes = episodes  # RLlib's `set_state` makes its own episodes if the buffer has none
         super().set_state(state)
 
 

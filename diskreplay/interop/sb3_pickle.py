@@ -1,4 +1,4 @@
-"""Replay buffers of Stable-Baselines3 as ``save_replay_buffer`` pickles them.
+"""Pickled replay buffers of Stable-Baselines3: the files of ``save_replay_buffer``.
 
 A pickle can run code when Python loads it. An import reads only arrays, numbers and spaces, and raises FormatError for
 a file that has other objects.
@@ -6,15 +6,15 @@ a file that has other objects.
 The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rewards``. An import follows these rules:
 
 - The steps of each environment are in the order of time, the oldest first.
-- Episodes are in the order of their first steps. Episodes that begin at the same row are in the order of environments.
+- Episodes are in the order of their first steps. Episodes that begin in the same row are in the order of environments.
 - With ``optimize_memory_usage``, episodes have no final observation, because the buffer overwrote the observation after
-  the last step. A full buffer also lacks the step whose observation was overwritten last.
+  the last step. In a full buffer, the newest observation has replaced the oldest one, so the oldest step is left out.
 - The infos of a ``HerReplayBuffer`` are left out.
 
-An export of an imported store restores the class, the number of environments and the settings of the buffer.
-A ``HerReplayBuffer`` needs observations with goals. Rewards and actions of float64 become float32. An episode that was
-cut becomes truncated. If the last episode of an environment was cut, it stays cut, except in a ``HerReplayBuffer``. In
-an episode without a final observation, the last observation is repeated.
+An export of an imported store restores the class, the number of environments and the settings of the buffer. A
+``HerReplayBuffer`` needs observations with goals. Rewards and actions of float64 become float32. An episode that was
+cut becomes truncated. Only the last episode of an environment stays cut, and not in a ``HerReplayBuffer``. In an
+episode without a final observation, the last observation is repeated.
 """
 
 import pickle
@@ -83,18 +83,18 @@ _CLASSES = {
     *_SPACES,
     "stable_baselines3.her.goal_selection_strategy.GoalSelectionStrategy",
     "torch.device",
-    # A buffer of diskreplay is pickled with a path, and a space with a random number generator, by these classes:
+    # Classes of paths, for buffers of diskreplay, and of random number generators, for spaces:
     *("pathlib.PosixPath", "pathlib._local.PosixPath"),
     *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
     *("numpy.random._pcg64.PCG64", "numpy.random._mt19937.MT19937"),
     *("numpy.random._pickle.__randomstate_ctor", "gym.utils.seeding.RandomNumberGenerator"),
     *("numpy.random.bit_generator.SeedSequence", "numpy.random.bit_generator.__pyx_unpickle_SeedSequence"),
 }
-# The settings of a buffer of Stable-Baselines3 that an import records, and that an export writes back.
+# The settings of a buffer of Stable-Baselines3. An import records them, and an export writes them back.
 _SETTINGS = ("handle_timeout_termination", "n_steps", "gamma", "n_sampled_goal")
 _FLOAT32_HOLDS = ("float16", "float32", "int8", "int16", "uint8", "uint16")
 
-Rows = Mapping[str, NDArray[Any]]  # the values of all steps for each leaf, by the leaf's path
+Rows = Mapping[str, NDArray[Any]]  # {path of a leaf: its values in all steps}
 
 
 def import_dataset(
@@ -106,10 +106,10 @@ def import_dataset(
 ) -> Imported:
     """Import a pickled replay buffer of Stable-Baselines3 into a new store, or resume an interrupted import.
 
-    The steps of each environment are divided into episodes. An episode ends with a step that is done, and with a step
-    whose next observation is not the observation of the next step. An episode that a time limit ended is truncated if
-    the buffer handled timeouts, otherwise terminated. The oldest steps of a full buffer may begin in the middle of an
-    episode. The last episode of each environment is cut where the buffer ends.
+    The steps of each environment are divided into episodes. An episode ends after a step that is done. An episode also
+    ends if the next observation of a step is not the observation of the next step. An episode that a time limit ended
+    is truncated if the buffer handled timeouts, otherwise terminated. In a full buffer, the first episode of an
+    environment may lack its first steps. The last episode of each environment is cut if it has not ended.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def import_dataset(
     FormatError
         The file is damaged, has no replay buffer, or would run code.
     SchemaError
-        The observations or actions are of a space that cannot be stored.
+        A store cannot hold the space of the observations or of the actions.
     StoreExists
         ``path`` exists, and is not an import of this data set.
     MissingExtra
@@ -165,8 +165,8 @@ def export_dataset(
 ) -> Exported:
     """Export the ended episodes of a store to a file that ``load_replay_buffer`` of Stable-Baselines3 loads.
 
-    The buffer has exactly the steps of these episodes, oldest first, and is full. The buffer is made in memory, and
-    written when it is complete.
+    The buffer is full: its size is the number of steps in these episodes. The oldest step is first. The buffer is made
+    in memory, and then written.
 
     Parameters
     ----------
@@ -180,8 +180,8 @@ def export_dataset(
         Only return the result; write nothing.
     n_envs : int, optional
         The number of environments of the buffer. Each episode is added to the environment with the fewest steps, and
-        all environments must end with the same number of steps. None: the number in the buffer that the store was
-        imported from, or 1.
+        all environments must end with the same number of steps. None: as in the buffer that the store was imported
+        from, otherwise 1.
     buffer_class : str, optional
         "ReplayBuffer", "NStepReplayBuffer", "DictReplayBuffer" or "HerReplayBuffer". None: the class of the buffer that
         the store was imported from. If the store was not imported from a buffer, None means "DictReplayBuffer" for
@@ -220,7 +220,7 @@ class _Buffer:
     Attributes
     ----------
     ended : array of bool
-        Whether an episode ends after each step, ``(T, n_envs)``.
+        ``(T, n_envs)``: true at the last step of each episode.
     settings : dict
         The name of the buffer's class, and arguments of this class.
     cut : int
@@ -290,7 +290,7 @@ class _Buffer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The name of each leaf's array, by path. An array in a dict has a name such as "observations/KEY"."""
+        """The array of each leaf: {path: name}. An array in a dict has a name such as "observations/KEY"."""
         obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
         return {**obs, ACTION: "actions", REWARD: "rewards"}
 
@@ -321,7 +321,7 @@ def _record(file: Path) -> Record:
 
 
 def _schema(observation_space: Any, action_space: Any, kept: np.dtype[Any]) -> Schema:
-    # Stable-Baselines3 keeps actions of float64 as float32 since 2.1.
+    # Since 2.1, Stable-Baselines3 keeps float64 actions as float32.
     spaces = _space(observation_space), _space(action_space)
     dtypes = {} if kept == np.float64 else {"float64": "float32"}
     action = Schema.from_spaces(*spaces, dtype_map=dtypes).action
@@ -394,8 +394,8 @@ def _add(buffer: Any, episode: EpisodeData, piece: Piece) -> None:
             after[at] = leaf[1:].reshape(after[at].shape)
     buffer.actions[at] = episode.steps[ACTION].reshape(buffer.actions[at].shape)
     buffer.rewards[at] = episode.steps[REWARD]
-    # If a lane's last episode was cut, it is written without an end, as in a buffer that was saved during an episode. A
-    # `HerReplayBuffer` samples only whole episodes, so each of its episodes gets an end.
+    # If a lane's last episode was cut, its last step is not done, as in a buffer that was saved during an episode. In a
+    # `HerReplayBuffer`, each last step is done, because only whole episodes are sampled.
     is_hindsight = type(buffer).__name__ == _HER
     is_done = not episode.cut or piece.stop < len(buffer.rewards) or is_hindsight
     buffer.dones[piece.stop - 1, piece.lane] = is_done
@@ -428,7 +428,7 @@ def _maker(
                 f"{n_envs} environments would have {min(filler.lengths)} to {max(filler.lengths)} steps, and a buffer "
                 "has the same number of steps for each; give n_envs=1"
             )
-        lanes = 1  # the steps cannot be divided equally, since episodes were added or left out
+        lanes = 1  # after episodes were added or left out, an equal division is not possible
     default = "DictReplayBuffer" if isinstance(schema.obs, Mapping) else "ReplayBuffer"
     name = buffer_class or str(settings.get("class", default))
     if name.startswith(("Dict", "Her")) is not isinstance(schema.obs, Mapping):

@@ -25,7 +25,7 @@ __all__ = ["StorePrioritizedReplayBuffer", "StoreReplayBuffer"]
 PathLike = str | os.PathLike[str]
 Array = NDArray[Any]
 
-# The keys of Tianshou whose values are in the store, with the name of each key's field in a batch of `Transitions`.
+# The keys of Tianshou whose values are in the store: {key: field of a batch of `Transitions`}.
 FIELDS = {"obs": "obs", "act": "action", "obs_next": "next_obs"}
 # The keys of the arrays that Tianshou keeps in memory. In this class, the array "obs" has the ids of the steps.
 KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy")
@@ -34,7 +34,7 @@ KEYS = ("obs", "act", "rew", "terminated", "truncated", "done", "info", "policy"
 class InStore(ReplayBufferManager):  # type: ignore[misc]
     """A base class that keeps a buffer's steps in a store. Put this class before Tianshou's in a list of bases."""
 
-    _set_keys: frozenset[str] = frozenset()  # the user's own keys, which Tianshou's `add` does not write
+    _set_keys: frozenset[str] = frozenset()  # the keys that the user has set; Tianshou's `add` does not write them
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         return self._writer
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Forget all steps, which stay in the store, and cut the open episodes."""
+        """Forget all steps and cut the open episodes. The steps stay in the store."""
         super().reset(keep_statistics)
         if self._writer is not None:
             self._writer.end_episode()
@@ -180,7 +180,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
     def hasnull(self) -> bool:
         """Return whether the buffer has a NaN.
 
-        This call does not read the store: `add` has noted which steps have a NaN in their observations or actions.
+        The store is not read: `add` has noted the steps with a NaN in an observation or action.
         """
         held = self.sample_indices(0)
         return bool(self._null[held].any()) or bool(len(held) and Batch(self._held(held)).hasnull())
@@ -219,14 +219,14 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # In the unpickled rings of environments, replace copies of parts of the buffer's arrays by views.
+        # Pickling copies arrays. Make the arrays of each environment's ring views of the buffer's arrays again.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():
             super().set_array_at_key(values, key)
 
     def save_hdf5(self, path: str, compression: str | None = None) -> None:
-        """Save the same state as a pickle has, without the steps, to an HDF5 file."""
+        """Save the state of a pickle to an HDF5 file. The file has no steps."""
         plain: Any = SimpleNamespace(**self.__getstate__())
         ReplayBufferManager.save_hdf5(plain, path, compression)
 
@@ -236,8 +236,8 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
 
     Collectors, trainers and off-policy algorithms use this class like Tianshou's own buffer: indices have the same
     meaning, and with equal seeds the batches are equal, n-step returns included. Observations and actions are only in
-    the store, each observation once. The id, reward and flags of each step, and the collector's other data such as
-    infos, are in memory.
+    the store, each observation once. Memory holds the id, reward and flags of each step, and other data of the
+    collector, such as infos.
 
     An existing store is continued: the newest steps of each environment fill the buffer, oldest first. A pickle or a
     file of `save_hdf5` has the ids and the path of the store. `reset` forgets the steps and leaves them in the store.
@@ -248,12 +248,12 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     ----------
     store : Store or path
         A store that is open with mode "a", or a path. If the path has no store, the first step makes a store with a
-        capacity of twice `total_size`. The store evicts the oldest steps first, and an environment that steps less
-        often has older steps in its ring.
+        capacity of twice `total_size`. The capacity is larger than `total_size` because an environment that steps less
+        often keeps older steps in its ring.
     total_size : int
         Number of steps in the buffer, over all environments.
     buffer_num : int
-        Number of environments; each has its own ring.
+        Number of environments. Each environment has its own ring.
     stack_num, ignore_obs_next, sample_avail, random_seed
         As for Tianshou's `ReplayBuffer`.
     save_only_last_obs : bool
@@ -264,7 +264,7 @@ class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     Raises
     ------
     InvalidIndex
-        Raised by methods that read steps: the store has evicted a step of the buffer. Give the store a larger capacity.
+        The store has evicted a step that a method reads. Give the store a larger capacity.
     """
 
 
@@ -288,7 +288,7 @@ class Column:
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an array, or a Batch of arrays for a Dict space. Raises InvalidIndex for an index without a step."""
+        """Return an array; for a Dict space, a Batch of arrays. Raises InvalidIndex for an index without a step."""
         ids = np.asarray(self._get(index, "obs", stack_num=1))
         return _shown(self._sampler.gather(ids.reshape(-1))[self._field], ids.shape)
 

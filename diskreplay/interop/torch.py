@@ -21,13 +21,13 @@ PathLike = str | os.PathLike[str]
 class StoreDataset(IterableDataset[dr.Batch]):
     """Batches of a store, drawn in the worker processes of a loader: ``DataLoader(dataset, batch_size=None)``.
 
-    Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint, cover all ids, and
-    have about the same size, also while the store grows (see `Sampler`, `rank`). Steps that are added later are drawn,
-    too. The data set ends when its distribution ends: a `Sweep` of one pass draws every id once over all workers and
-    ranks.
+    Each worker of each rank draws its own share of the ids with a `Sampler`. Shares are disjoint and about equal, and
+    together have all ids, also while the store grows; see `rank` of `Sampler`. Steps that are added later are drawn,
+    too. The data set ends with its distribution: in a `Sweep` of one pass, all workers and ranks together draw every id
+    once.
 
     The trainer cannot update priorities, since the priorities are in the workers. For prioritized replay use a
-    `Sampler`, which prefetches in threads.
+    `Sampler`, with `prefetch`.
 
     Parameters
     ----------
@@ -89,12 +89,12 @@ class StoreDataset(IterableDataset[dr.Batch]):
         return dr.Sampler(self._path, self._view, distribution, **own, **self._arguments)
 
     def __iter__(self) -> Iterator[dr.Batch]:
-        """Yield batches of this worker's share; each call starts from the beginning.
+        """Yield the batches of this worker. Each call starts from the beginning.
 
         Raises
         ------
         NotEnoughData
-            No id can be drawn from the store, or from this worker's share.
+            There is no id to draw, in the store or in this worker's share.
         """
         rank, world_size = self._rank, self._world_size
         if (worker := get_worker_info()) is not None:
@@ -104,11 +104,11 @@ class StoreDataset(IterableDataset[dr.Batch]):
 
 
 class MapDataset(Dataset[Any]):
-    """The items of a snapshot of a store, by number: for offline training with any loader.
+    """The items of a snapshot of a store, by number, for offline training.
 
-    ``dataset[i]`` is one item, a dict of tensors without a leading axis, so a loader batches and shuffles as usual:
-    ``DataLoader(dataset, batch_size=256, shuffle=True)``. ``dataset[numbers]``, with a slice, a list or an array, is a
-    `Batch`. Items of a `Batch` are gathered together, many times faster than one by one:
+    ``dataset[i]`` is one item: a dict of tensors without a leading axis. So a loader makes batches as usual:
+    ``DataLoader(dataset, batch_size=256, shuffle=True)``. If ``numbers`` is a slice, a list or an array,
+    ``dataset[numbers]`` is a `Batch`. This is many times faster than items one by one:
     ``DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), 256, drop_last=False))``.
 
     Steps that are added later are not in the data set. Reading an item that the store has evicted raises InvalidIndex.
@@ -152,7 +152,10 @@ class MapDataset(Dataset[Any]):
         return len(self.ids)
 
     def __getitem__(self, number: Any) -> Any:
-        """Return the item of a number, or the batch of several numbers. Raises IndexError for a number out of range."""
+        """Return the item with this number; for several numbers, a `Batch`.
+
+        Raises IndexError for a number out of range.
+        """
         if isinstance(number, int | np.integer):
             if not -len(self) <= number < len(self):
                 raise IndexError(f"item {number} of {len(self)} does not exist")
@@ -160,7 +163,7 @@ class MapDataset(Dataset[Any]):
         return self._gather(self.ids[number if isinstance(number, slice) else np.asarray(number)])
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Return the items with these numbers, gathered together, for a loader to collate."""
+        """Return the items with these numbers, for a loader that collates them. The items are gathered by one call."""
         return _items(self._gather(self.ids[numbers]))
 
     def _gather(self, ids: NDArray[np.int64]) -> dr.Batch:

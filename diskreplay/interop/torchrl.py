@@ -34,7 +34,7 @@ UNBOUNDED = (1 << 31) - 1
 
 
 class ByReference(StorageCheckpointerBase):  # type: ignore[misc]
-    """Saves the uuid of the store and the id at each position, but no steps, since steps are in the store."""
+    """Saves the uuid of the store and the id at each position. The steps themselves are in the store."""
 
     def dumps(self, storage: "StoreStorage", path: PathLike) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
@@ -48,19 +48,19 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     """A `Storage` of TorchRL whose items are the steps of a store: ``ReplayBuffer(storage=StoreStorage(store), ...)``.
 
     TorchRL's samplers, transforms and collectors work with this class as with a `LazyTensorStorage`, and equal seeds
-    give equal batches. Items are steps: ``add`` and ``extend`` append steps, and a sampled batch has the keys of
+    give equal batches. An item is a step: ``add`` and ``extend`` append steps, and a sampled batch has the keys of
     `Batch.to_tensordict`. Memory holds only the id of each step, 8 bytes a step.
 
     A step never changes, and a new step can be written only at the position of the buffer's cursor. With a capacity,
-    positions are a ring as in TorchRL's other storages, and the store evicts overwritten steps. Only one buffer may
+    the storage is a ring, like TorchRL's other storages, and the store evicts overwritten steps. Only one buffer may
     write to a storage and its store; any number of buffers may read. An existing store is continued: its newest steps
-    fill the storage from position 0 on, oldest first, and the buffer's cursor is set to the position after the newest
-    step.
+    fill the storage from position 0 on, oldest first. The buffer's cursor is then the position after the newest step.
 
     An item must have ``"action"``, ``("next", "reward")``, ``("next", "done")``, and observations: keys that are both
-    at the root and in ``"next"``. If an item's observation is not the next observation of the item before, as after a
-    reset, the episode is cut between the two items. Batches show the item before the cut as truncated. Items of several
-    environments may come in any order: the key ``("collector", "traj_ids")`` has the trajectory of each item.
+    at the root and in ``"next"``. If an item's observation is not the next observation of the item before, the episode
+    is cut between the two items. This happens after a reset. Batches show the item before the cut as truncated. Items
+    of several environments may come in any order: the key ``("collector", "traj_ids")`` has the trajectory of each
+    item.
 
     Concurrency: one thread writes. Several threads may read, as TorchRL's ``prefetch`` does.
 
@@ -68,8 +68,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     ----------
     store : Store or path
         A store that is open with mode "a", or a path. If the path has no store, the first item makes a store, whose
-        schema has all keys of this item. An existing store keeps only the keys of items that are in its schema. An
-        extra field of the schema is a key at the root of an item, and may be nested.
+        schema has all keys of this item. If the store exists, keys that its schema lacks are left out. An extra field
+        of the schema is a key at the root of an item. The key may be nested.
     capacity : int or None
         Capacity of a new store; None: unbounded.
     durability : float or str
@@ -82,7 +82,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     """
 
     supports_conditional_update = False
-    shared_init = True  # for TorchRL: processes can share the storage, since each opens the store by its path
+    shared_init = True  # tells TorchRL that processes can share the storage: each process opens the store by its path
     _store: dr.Store | None
 
     def __init__(
@@ -111,11 +111,12 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         self._kept: Kept = []
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, self._durability)
-        self._ids: Ints = np.zeros(0, np.int64)  # the id at each position; the ids from `_size` on have no meaning
+        # the id at each position, in the first `_size` elements
+        self._ids: Ints = np.zeros(0, np.int64)
         self._size = self._next = 0
         self._buffers: list[ReplayBuffer] = []
-        # The positions of steps that the buffers' samplers do not know yet. None: the samplers know all steps, and the
-        # buffers' cursors are set.
+        # The positions of steps that the samplers of the buffers do not know yet. None: the samplers know all steps,
+        # and the cursors of the buffers are set.
         self._untold: Ints | None = None
 
     def _attach_sampler(self, store: dr.Store) -> None:
@@ -129,9 +130,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     # --- private names of TorchRL ------------------------------------------------------------------------------------
 
-    # This class is a `TensorStorage`, because a buffer with a plain subclass of `Storage` needs a `collate_fn`. TorchRL
-    # has no public method that announces added steps to samplers or empties a storage, so this class calls private
-    # methods of TorchRL.
+    # This class is a `TensorStorage`: for any other `Storage`, a buffer needs a `collate_fn`. No public method of
+    # TorchRL announces added steps to samplers or empties a storage, so this class calls private methods.
 
     def _tell_samplers(self, newest: int | None = None) -> None:
         if newest is not None:
@@ -149,7 +149,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- positions ---------------------------------------------------------------------------------------------------
 
     def attach(self, buffer: Any) -> None:
-        """Attach a buffer, whose cursor will follow the newest step."""
+        """Attach a buffer. Its cursor will follow the newest step."""
         super().attach(buffer)
         if isinstance(buffer, ReplayBuffer) and buffer not in self._buffers:
             self._buffers.append(buffer)
@@ -178,7 +178,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     @property
     def checkpointer(self) -> StorageCheckpointerBase:
-        """The object that saves and loads the state; the default saves no steps, since steps are in the store."""
+        """The object that saves and loads the state. The default saves no steps, since the store has them."""
         return super().checkpointer
 
     @checkpointer.setter
@@ -194,7 +194,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     @property
     def shape(self) -> torch.Size:
-        """The number of steps, as a shape."""
+        """The shape ``(number of steps,)``."""
         return torch.Size([len(self)])
 
     def __repr__(self) -> str:
@@ -203,16 +203,16 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Append the steps `data`; `cursor` must be the positions that follow the newest step.
+        """Append the steps in `data`. `cursor` must have the positions that follow the newest step.
 
         Raises
         ------
         ReadOnlyError
-            `cursor` is not the positions after the newest step, or the store was opened with mode "r".
+            `cursor` has other positions, or the store was opened with mode "r".
         SchemaError
             An item is not a step, or does not fit the schema; nothing was appended.
         SchemaError, StorageFull
-            The store's `validate` refuses an item, or the disk is full; the items before this item are appended.
+            `validate` of the store refuses an item, or the disk is full for an item. All earlier items are appended.
         """
         check_open(self, self._close)
         items = _stacked(data)
@@ -234,7 +234,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
         finally:
             placed = self._place(np.array(ids, np.int64))
             self._tell_samplers(int(placed[-1]) if len(placed) else None)
-            # If the cursors were set and all items are appended, the buffer itself moves its cursor.
+            # If all items are appended and the cursors were set before, the buffer itself moves its cursor.
             if self._untold is not None or not whole:
                 self._untold = placed if self._untold is None else np.concatenate([self._untold, placed])
         if self._untold is not None:
@@ -272,7 +272,7 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def get(self, index: Any) -> Any:
-        """Return the steps at the positions `index`; or, if `index` is a key, the values of this key in all steps.
+        """Return the steps at the positions `index`. If `index` is a key, return the values of this key in all steps.
 
         Raises
         ------
@@ -290,15 +290,15 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             raise IndexError("the storage is empty")
         ids = np.asarray(self._ids[: len(self)][_as_numpy(index)])
         found = self._sampler.gather(ids.reshape(-1)).to_tensordict()
-        found = found.exclude("index", "priority_weight")  # keys that TorchRL's samplers add
-        # The flags at the root tell whether the episode ended before the step: always false.
+        found = found.exclude("index", "priority_weight")  # samplers of TorchRL add these keys again
+        # The flags at the root tell whether the episode ended before the step. They are always false.
         found.update(dict(zip(FLAGS, torch.zeros(3, *found["next", "done"].shape, dtype=torch.bool), strict=True)))
         return found if ids.ndim == 1 else found.reshape(ids.shape)
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Make the steps durable; return the uuid of the store, each position's id, and the next step's position."""
+        """Make the steps durable. Return the uuid of the store, the id at each position, and the next position."""
         self._writers.flush()
         return {
             "uuid": None if self._store is None else self._store.uuid,
@@ -414,7 +414,7 @@ def _observations(tree: Any, items: TensorDictBase, above: Key) -> Any:
 
 
 def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
-    """Return the values of a key with one number per item as ``(n,)``; TorchRL has the shape ``(n, 1)``."""
+    """Return the values of a key as ``(n,)``. In TorchRL, the shape of a key with one number per item is ``(n, 1)``."""
     value = _value(items, key)
     if value.numel() != len(items):
         raise dr.SchemaError(f"{key} has the shape {tuple(value.shape)}, and needs one number an item")
@@ -422,7 +422,7 @@ def _column(items: TensorDictBase, key: Key) -> NDArray[Any]:
 
 
 def _ends(items: TensorDictBase) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks: the items that terminate, and the items that truncate their episodes.
+    """Return two masks of items: where the episode terminates, and where the episode is truncated.
 
     Without the key "terminated", an item that is done and not truncated terminates its episode.
     """

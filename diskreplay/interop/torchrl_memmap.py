@@ -1,19 +1,18 @@
-"""Folders of memory-mapped tensors of TorchRL: the files of ``ReplayBuffer.dumps`` and of a ``LazyMemmapStorage``.
+"""Folders of TorchRL with memory-mapped tensors: the files of ``ReplayBuffer.dumps`` and of ``LazyMemmapStorage``.
 
 A tensordict is a folder: ``meta.json`` has the shape and dtype of each tensor, and ``NAME.memmap`` has the bytes of the
-tensor NAME. A nested tensordict is a folder inside the folder of the outer tensordict. A row is a transition: the data
-after the action are below "next". The folders are read and written without TorchRL.
+tensor NAME. A nested tensordict is a folder inside the folder of the outer tensordict. A row is a transition. The
+tensordict "next" has the reward, the flags and the next observation. The folders are read and written without TorchRL.
 
 An import follows these rules:
 
-- Rows are in the order of time. In a full storage, ``writer/metadata.json`` says which row is the oldest. If there are
-  only the files of the storage without such metadata, all rows are steps, even rows that were never written.
+- Rows are in the order of time. In a full storage, ``writer/metadata.json`` says which row is the oldest. Without
+  ``storage_metadata.json``, all rows are steps, even rows that were never written.
 - The keys "index", "priority", "_weight" and "priority_weight" are left out. ``skip`` leaves out further keys, such as
   a key that a store cannot hold.
-- If only one of the keys "terminated" and "truncated" exists, the missing flag is true for steps that are done and do
-  not have the existing flag.
+- If only one of the keys "terminated" and "truncated" exists, a step that is done without this flag has the other flag.
 
-An export writes a storage of one axis with trajectory ids. Episodes that were cut become truncated, except the last
+An export writes a storage of one axis with trajectory ids. A cut episode becomes truncated, unless it is the last
 episode. In an episode without a final observation, the last observation is repeated.
 """
 
@@ -59,7 +58,7 @@ _NEXT, _DONE, _TERMINATED, _TRUNCATED = "next", "done", "terminated", "truncated
 _FLAGS = (_DONE, _TERMINATED, _TRUNCATED)
 _TRAJECTORY = "collector/traj_ids"
 _OBSERVATION = "observation"
-# Keys that a storage or its sampler adds to the collected data.
+# Keys that a storage or a sampler adds to the collected data.
 _BOOKKEEPING = ("index", "priority", "_weight", "priority_weight")
 _META, _STORAGE, _WRITER = "meta.json", "storage", "writer"
 _DTYPES = {
@@ -71,7 +70,7 @@ _DTYPES = {
 }
 _TYPE = "<class 'tensordict._td.TensorDict'>"
 
-Leaves = dict[str, NDArray[Any]]  # a key such as "next/state/x" joins the keys of the nested tensordicts
+Leaves = dict[str, NDArray[Any]]  # a key joins the keys of nested tensordicts, such as "next/state/x"
 
 
 def import_dataset(
@@ -84,11 +83,11 @@ def import_dataset(
     """Import a folder of TorchRL into a new store, or resume an interrupted import.
 
     A key both at the root and below "next" is an observation; other keys at the root are extra fields. If the only
-    observation has the key "observation", this observation becomes ``obs`` itself, not a dict. If rows have trajectory
-    ids, in the key ``("collector", "traj_ids")``, rows are ordered by these ids. Without trajectory ids, each index
-    along the axes after the first is a lane, the stream of an environment. An episode ends after a step that is done,
-    or after a step whose next observation is not the next row's observation. If several environments wrote to one axis
-    in turn, each change of the environment cuts an episode.
+    observation has the key "observation", this observation becomes ``obs`` itself, not a dict. The key ``("collector",
+    "traj_ids")`` has trajectory ids: rows are ordered by these ids. Without this key, each index along the axes after
+    the first is one environment. An episode ends after a step that is done. It is cut if the next observation of a row
+    is not the observation of the next row. So if several environments wrote to one axis in turn, each change of the
+    environment cuts an episode.
 
     Parameters
     ----------
@@ -144,8 +143,8 @@ def export_dataset(
 ) -> Exported:
     """Export ended episodes to a folder that TorchRL's ``ReplayBuffer.loads`` reads.
 
-    Load the folder into a buffer with a storage of the same capacity, such as ``LazyMemmapStorage(capacity)``, and
-    TorchRL's random sampler.
+    Load the folder into a buffer with TorchRL's random sampler and a storage of the same capacity, such as
+    ``LazyMemmapStorage(capacity)``.
 
     Parameters
     ----------
@@ -158,9 +157,9 @@ def export_dataset(
     dry_run : bool
         Only return the result; write nothing.
     capacity : int, optional
-        The number of rows of the storage. None: the number of steps. Empty rows take no disk space.
+        The number of rows of the storage. None: the number of steps. Rows without a step take no disk space.
     batch_size : int
-        The number of steps that ``sample()`` of the loaded buffer returns.
+        The batch size of the loaded buffer.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -254,7 +253,7 @@ class _Transitions:
         return chosen
 
     def _split(self, lanes: int) -> None:
-        """Divide the rows into episodes. Rows with trajectory ids become one lane, ordered by these ids."""
+        """Divide the rows into episodes. If there are trajectory ids, order the rows by these ids in one lane."""
         trajectories = self._leaves.get(_TRAJECTORY)
         if trajectories is not None and trajectories.ndim == 2:
             flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)
@@ -329,13 +328,13 @@ def _tensordict(
 ) -> tuple[tuple[int, ...], Leaves]:
     """Map the tensors of a folder into memory. Return the shape of the tensordict, and the tensors by key.
 
-    Keys that the caller skips are added to ``left_out``.
+    Keys that the option ``skip`` names are added to ``left_out``.
     """
     meta = _read_json(folder / _META)
     leaves: Leaves = {}
     for key, entry in meta.items():
         if not isinstance(entry, Mapping):
-            continue  # an attribute of the tensordict, not a tensor
+            continue  # this is an attribute of the tensordict, not a tensor
         if "/" in key or key in ("", ".", ".."):
             raise FormatError(f"{shown}: {key!r} cannot be a key")
         if choice.skips(name := f"{above}{key}".removeprefix(f"{_NEXT}/")):
@@ -428,7 +427,7 @@ class _Folder:
     def add(self, episode: EpisodeData) -> None:
         count = len(episode)
         last = np.arange(count) == count - 1
-        # If the last episode was cut, it is written without an end, like the last episode of a buffer in use.
+        # If the last episode was cut, its last step is not done, like the newest step of a buffer in use.
         is_open = episode.cut and self._rows + count == self._plan.steps
         truncated = last & ((episode.truncated or episode.cut) and not is_open)
         terminated = last & episode.terminated

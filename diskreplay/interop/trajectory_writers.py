@@ -14,9 +14,9 @@ MAX_TRAJECTORIES = 256
 
 
 class TrajectoryWriters:
-    """One writer for each open trajectory. The writer of an ended trajectory is reused for a later trajectory.
+    """One writer for each open trajectory. A later trajectory reuses the writer of an ended trajectory.
 
-    New writers are added to ``kept``, the list of objects that `closes` will close.
+    New writers are added to ``kept``. The owner closes the objects in this list.
     """
 
     def __init__(self, kept: Kept, durability: float | str) -> None:
@@ -27,10 +27,7 @@ class TrajectoryWriters:
         self._open: dict[Hashable, dr.Writer] = {}  # the trajectory with the oldest last step is first
 
     def of(self, store: dr.Store, trajectory: Hashable) -> dr.Writer:
-        """Return the writer of a trajectory.
-
-        A new trajectory gets the writer of an ended trajectory, or a new writer.
-        """
+        """Return the writer of a trajectory."""
         writer = self._open.pop(trajectory, None)
         if writer is None and self._free:
             writer = self._free.pop()

@@ -1,4 +1,4 @@
-"""Draws charts of series in the terminal with plotext, or as a picture with matplotlib."""
+"""Draws charts in the terminal with plotext, or as a picture with matplotlib."""
 
 import io
 import shutil
@@ -16,8 +16,8 @@ from diskreplay.errors import MissingExtra
 EXTRA = "plot"
 HEIGHT = 22  # the height of a chart in the terminal, in lines
 TICKS = 5
-LARGEST = 1e300  # larger numbers are drawn as this number
-POINTS = 1_000  # the maximum number of points that are drawn of a series without a line
+LARGEST = 1e300  # larger values are drawn as this value
+POINTS = 1_000  # the maximum number of points of a series that has no line
 # Colours that all readers can distinguish (Okabe and Ito 2008), darkened for a white background.
 COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 
@@ -33,8 +33,8 @@ class Series:
 class Chart:
     """A chart of one or more series.
 
-    With ``bars``, each point is a bar. Without ``bars``, the first series is drawn as points, or as a line if ``lines``
-    is true, and all other series are drawn as lines.
+    If ``bars`` is true, each point is a bar. Otherwise each series is a line, except that the first series is points if
+    ``lines`` is false.
     """
 
     title: str
@@ -73,7 +73,10 @@ def draw(chart: Chart) -> str:
 
 
 def numbers(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return values as float64, clipped so that their differences are finite; infinities become NaN."""
+    """Return values as float64.
+
+    Infinities become NaN, and large values are clipped so that all differences are finite.
+    """
     found = values.astype(np.float64)
     return np.where(np.isfinite(found), found.clip(-LARGEST, LARGEST), np.nan)
 
@@ -83,7 +86,7 @@ def picture(
 ) -> bytes:
     """Return a chart as a PNG or SVG.
 
-    With ``on_page``, the background is transparent, and there is no title and no y label.
+    If ``on_page`` is true, the background is transparent, and title and y label are left out.
     """
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
         from matplotlib import rc_context
@@ -119,7 +122,7 @@ def sparkline(counts: NDArray[Any]) -> bytes:
     with MissingExtra.raised_for("a picture of a plot", EXTRA):
         from matplotlib.figure import Figure
 
-    heights = np.where(counts > 0, np.maximum(counts, 0.05 * counts.max()), 0)  # a bin with few values stays visible
+    heights = np.where(counts > 0, np.maximum(counts, 0.05 * counts.max()), 0)  # a bar of few values stays visible
     figure, file = Figure((1.1, 0.25)), io.BytesIO()
     axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[])
     axes.stairs(heights, fill=True, color=COLOURS[0])

@@ -22,7 +22,7 @@ _ENDS = ("length", "terminated", "truncated", "cut")
 
 
 class Difference(NamedTuple):
-    """A difference of the stores A and B: its name, and the value in each store; None if a store has no such value."""
+    """A difference of two stores: its name, and the value in each store; None if a store has no such value."""
 
     what: str
     a: Any
@@ -36,8 +36,8 @@ def diff(
 ) -> None:
     """Compare two stores: their schemas, limits, counts and episodes.
 
-    Episodes are compared oldest first: length, how each ended, and every byte of every field, up to the first
-    difference. Ids, segments and times of publishing are not compared, since a copy has new ones. Exit code 1 if there
+    Episodes are compared from the oldest to the first difference: the length, how the episode ended, and every byte of
+    every field. Ids, segments and times of publishing are not compared, since a copy has new ones. Exit code 1 if there
     is a difference.
     """
     with dr.open(path) as a, dr.open(other) as b, console.bar("Comparing episodes") as progress:
@@ -47,7 +47,7 @@ def diff(
 
 
 def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[Difference]:
-    """Yield the differences of two stores in schema, limits and counts, and the first difference of their episodes."""
+    """Yield each difference of schema, limits and counts, and the first difference of episodes."""
     fields = [dict(store.schema.leaves) for store in (a, b)]
     yield from _of_mappings("schema: ", fields[0], fields[1])
     yield from _of_mappings("", vars(read_root(a.path).limits), vars(read_root(b.path).limits))
@@ -58,7 +58,7 @@ def differences(a: dr.Store, b: dr.Store, progress: console.Report) -> Iterator[
         total = max(map(len, ordered))
         for number, (one, two) in enumerate(zip_longest(*ordered)):
             if one is None or two is None:
-                return  # the numbers of episodes differ, which was reported above
+                return  # the numbers of episodes differ: the code above has yielded this
             if found := of_episodes(one, two, a.schema):
                 yield found._replace(what=f"episode {number}, {found.what}")
                 return
@@ -107,4 +107,4 @@ def _shown(value: Any) -> str:
         return text.NOTHING
     if isinstance(value, np.ndarray) and value.ndim:
         return cell(value)
-    return text.clean(value)  # this shows all digits, but `cell` rounds numbers
+    return text.clean(value)  # not `cell`, because `cell` rounds numbers

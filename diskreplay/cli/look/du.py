@@ -34,7 +34,7 @@ def du(
 ) -> None:
     """Show the disk usage of a store by field and by segment.
 
-    For each field, the table has the bytes of a row by the schema, and the bytes on disk per visible step, which
+    For each field, the table has the bytes of a row by the schema, and the bytes on disk per visible step. The latter
     include reserved space and evicted steps. Holes are parts of files that take no space on disk. Quarantine and saved
     states of samplers are listed separately. Nothing is written.
     """

@@ -67,10 +67,11 @@ def episodes(
 ) -> None:
     """List the episodes of a store, oldest first.
 
-    total_reward is the undiscounted sum of rewards; for an open episode, the sum so far. Episodes are whole:
-    hidden_steps is the number of first steps that the capacity or the age limit hides from samplers. index is the
-    position in store.episodes, and id is the id of the first step. The last columns are the episode fields; an episode
-    without a value is sorted last. Nothing is written, and other processes may write to the store meanwhile.
+    total_reward is the undiscounted sum of rewards. For an open episode, it is the sum so far. Episodes include hidden
+    steps: hidden_steps is the number of steps, at the start of the episode, that the capacity or the age limit hides
+    from samplers. index is the position in store.episodes, and id is the id of the first step. The last columns are the
+    episode fields. If the table is sorted by a field, episodes without a value are last. Nothing is written, and other
+    processes may write to the store meanwhile.
     """
     bounds = {"length": (min_length, max_length), "total_reward": (min_total_reward, max_total_reward)}
     for name, (low, high) in bounds.items():
@@ -103,7 +104,7 @@ def with_index(columns: Columns) -> Columns:
 
 
 def read_columns(store: dr.Store, progress: console.Report) -> Columns:
-    """Return columns with properties and fields of all episodes; read again if a segment was evicted meanwhile."""
+    """Return columns with properties and fields of all episodes. If a segment is evicted meanwhile, read again."""
     for _ in range(TRIES):
         with suppress(dr.SegmentGone):
             return with_fields(store, with_index(store.episode_table(progress=progress)))
@@ -112,7 +113,7 @@ def read_columns(store: dr.Store, progress: console.Report) -> Columns:
 
 
 def with_fields(store: dr.Store, columns: Columns) -> Columns:
-    """Return the columns, plus a masked array of each episode field by its path; missing values are masked."""
+    """Return the columns, and a masked array for each episode field, by path. Missing values are masked."""
     found = {**columns}
     for path in store.schema.leaves:
         if path in store.schema.step_leaves:
@@ -140,7 +141,7 @@ def sort_key(columns: Columns, name: str) -> str:
 
 
 def ended_as(columns: Columns, kind: Ended) -> NDArray[np.bool_]:
-    """Return whether each episode ended as ``kind``; a cut episode does not count as truncated."""
+    """Return whether each episode ended as ``kind``. A cut episode is not truncated."""
     if kind is Ended.truncated:
         return columns["truncated"] & ~columns["cut"]
     return columns[kind.value].astype(np.bool_)
@@ -166,7 +167,8 @@ def in_order(columns: Columns, found: NDArray[np.intp], sort: str, descending: b
         return found
     keys = columns[sort][found]
     missing = np.ma.getmaskarray(keys) | np.isnan(np.ma.getdata(keys))
-    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]  # ranks can be negated; values of some dtypes cannot
+    # values of some dtypes cannot be negated, but ranks can
+    rank = np.unique(np.ma.getdata(keys), return_inverse=True)[1]
     return found[np.lexsort((-rank if descending else rank, missing))]
 
 
@@ -223,7 +225,7 @@ def footer(columns: Columns, found: NDArray[np.intp], shown: NDArray[np.intp]) -
     if len(shown) < len(found):
         line += f", {text.count(len(shown))} shown (--limit 0 for all)"
     if len(found):
-        # Infinite sums of both signs have the mean NaN, which needs no warning.
+        # The mean of inf and -inf is NaN: no warning.
         with np.errstate(invalid="ignore"):
             length, reward = columns["length"][found].mean(), columns["total_reward"][found].mean()
         line += f"; mean length {text.number(length)}, mean total_reward {text.number(reward)}"

@@ -37,11 +37,11 @@ def frames(
 ) -> None:
     """Save the images of an episode: a PNG with the frames in rows of eight, an animated GIF, or an MP4.
 
-    Images are fields of shape (height, width), or with 1 or 3 channels as a first or last axis. Any other number of
-    channels is taken as stacked frames; the last frame is shown. uint8 values are shown unchanged; other values are
-    scaled so that the smallest is black and the largest white. A strip of a long episode has 64 frames, evenly spaced;
-    --steps chooses others. A GIF has at most 256 colours a frame; an MP4 is H.264, with some loss. PNG and GIF need
-    pillow: pip install "diskreplay[plot]". MP4 needs PyAV: pip install "diskreplay[video]".
+    An image is a field of shape (height, width), or has channels as a first or last axis. If there are neither 1 nor 3
+    channels, they are taken as stacked frames, and the last frame is shown. uint8 values are shown unchanged; other
+    values are scaled so that the smallest is black and the largest white. A strip of a long episode has 64 frames,
+    evenly spaced; --steps chooses others. A GIF has at most 256 colours a frame; an MP4 is H.264, with some loss. PNG
+    and GIF need pillow: pip install "diskreplay[plot]". MP4 needs PyAV: pip install "diskreplay[video]".
     """
     if out.suffix not in (".png", ".gif", ".mp4"):
         raise typer.BadParameter(f"--out must end in .png, .gif or .mp4, not {out}")
@@ -72,7 +72,10 @@ def _rows(episode: Episode, leaf: str, part: slice, are_few: bool) -> NDArray[An
 
 
 def image_leaf(schema: Schema, name: str | None) -> str:
-    """Return the path of the first field with images; with ``name``, only ``name`` and fields within ``name`` count."""
+    """Return the path of the first field with images.
+
+    If ``name`` is given, search only this field and the fields in it.
+    """
     images = [path for path, leaf in schema.step_leaves.items() if is_image(leaf)]
     found = [path for path in images if name is None or path in chosen_leaves(schema, [name])]
     if not found:

@@ -13,7 +13,7 @@ from diskreplay.cli.repair import aside
 
 # The maximum number of rows of a table without --all.
 ROWS_SHOWN = 10
-# The states in the order of the table: damaged segments come first, then segments that may still be written.
+# The states of segments in the order of the table.
 SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
 WRITER_STATES = ("alive", "unknown", "dead", "closed")
 
@@ -27,7 +27,7 @@ def inspect(
 ) -> None:
     """Show the contents of a store.
 
-    Prints its schema, steps, episodes and how they ended, statistics of length and total_reward, segments, living and
+    Prints the schema, steps, episodes and how they ended, statistics of length and total_reward, segments, living and
     dead writers, and bytes on disk. Episodes are whole, hidden steps included. Nothing is written, and other processes
     may write to the store meanwhile. Exit code 1 if a segment is damaged, or if steps are unproven or in quarantine.
     """
@@ -110,7 +110,7 @@ def steps_line(info: Mapping[str, Any]) -> str:
 
 
 def tally(rows: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
-    """Return text such as "12 (2 writing, 10 sealed)": the number of ``rows``, in total and by state."""
+    """Return the number of ``rows`` and the number in each state, such as "12 (2 writing, 10 sealed)"."""
     counts = [(sum(row["state"] == state for row in rows), state) for state in states]
     named = ", ".join(f"{text.count(amount)} {state}" for amount, state in counts if amount)
     return f"{text.count(len(rows))} ({named})" if named else text.count(len(rows))
@@ -134,7 +134,7 @@ def statistics_table(info: Mapping[str, Any]) -> console.TextTable:
 
 
 def segments_table(segments: Sequence[Row], limit: int | None) -> console.TextTable:
-    """Build the table of segments in the order of `SEGMENT_STATES`; the segments of a state are newest first."""
+    """Build the table of segments in the order of `SEGMENT_STATES`. In each state, the newest segment is first."""
     counted = {"lanes": "lanes", "rows": "rows", "steps": "steps"}
     optional = {f"steps_{name}": name for name in ("hidden", "evicted", "discarded", "lost")}
     optional |= {"merged": "merged", "steps_unproven": "unproven"}

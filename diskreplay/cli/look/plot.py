@@ -27,8 +27,8 @@ from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40
-WIDE = 100.0  # if the largest priority, divided by the smallest, is at least this, logarithms are drawn
-MOST_SERIES = 6  # the maximum number of elements of a vector that are drawn
+WIDE = 100.0  # draw logarithms if the largest priority is at least this many times the smallest
+MOST_SERIES = 6  # the maximum number of drawn elements of a vector
 Ints = NDArray[np.int64]
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
@@ -63,8 +63,8 @@ def plot(
 
     length and total_reward: a point for each ended episode, oldest first, with a running mean. rewards and actions: a
     histogram over all steps. priorities: a histogram of |td| + eps as samplers saved it, or of its logarithm if the
-    values differ a hundredfold. ages: a histogram of the time from each step to the newest one. Charts are drawn in the
-    terminal by plotext, or saved by matplotlib: pip install "diskreplay[plot]".
+    values differ a hundredfold. ages: a histogram of the time from each step to the newest step. Charts are drawn in
+    the terminal by plotext, or saved by matplotlib: pip install "diskreplay[plot]".
     """
     if out is not None and out.suffix not in (".png", ".svg"):
         raise typer.BadParameter(f"--out must end in .png or .svg, not {out}")
@@ -113,7 +113,7 @@ def chart_of(
 
 
 def over_episodes(name: str, values: NDArray[Any]) -> Chart:
-    """Return the chart of a value of each episode, with a running mean over a twentieth of the episodes."""
+    """Return the chart of a value per episode, with a running mean over a twentieth of the episodes."""
     is_number = np.isfinite(values)
     values, numbers = np.array(_some(values[is_number].tolist())), np.flatnonzero(is_number)
     width = max(1, len(values) // 20)
@@ -126,10 +126,10 @@ def over_episodes(name: str, values: NDArray[Any]) -> Chart:
 
 
 def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | None) -> Chart:
-    """Return the chart of saved priorities; an empty ``samplers`` stands for all samplers.
+    """Return the chart of saved priorities. If ``samplers`` is empty, use all samplers.
 
-    If ``steps`` is given, only priorities of these ids are drawn. BadParameter is raised if there are no priorities.
-    StoreNotFound is raised if a named sampler saved nothing.
+    If ``steps`` is given, only priorities of these ids are drawn. Raises BadParameter if there are no priorities, and
+    StoreNotFound if a sampler in ``samplers`` saved nothing.
     """
     saved = read_priorities(store, samplers)
     among = ((name, values if steps is None else values[np.isin(ids, steps)]) for name, (ids, values) in saved.items())
@@ -148,7 +148,7 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
 
 
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
-    """Return a histogram: a bar for each of at most `BINS` different integers, or else `BINS` bins of equal width."""
+    """Return a histogram: a bar per integer if at most `BINS` integers differ, otherwise `BINS` bins of equal width."""
     return distributions(title, {"": values}, label)
 
 
@@ -157,7 +157,7 @@ def of_elements(title: str, rows: NDArray[Any]) -> Chart:
 
 
 def elements(title: str, rows: NDArray[Any]) -> tuple[str, dict[str, NDArray[Any]]]:
-    """Return a title, and the values of each of the first `MOST_SERIES` elements of the rows, by names such as "[0]".
+    """Return a title, and the values of the first `MOST_SERIES` elements: {"[0]": the values of element 0 in all rows}.
 
     If the rows have more elements, the title says so.
     """
@@ -181,7 +181,7 @@ def distributions(title: str, columns: dict[str, NDArray[Any]], label: str, of: 
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the edges of `BINS` bins of equal width. The width is above 0, even if all values are equal."""
+    """Return the edges of `BINS` bins of equal width. This width is above 0, even if all values are equal."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         apart = max(0.5, 1e-9 * abs(low))
@@ -205,7 +205,7 @@ def _some(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_units(seconds: NDArray[np.float64], label: str) -> tuple[NDArray[np.float64], str]:
-    """Return times in the largest unit in which the longest time is at least 2, and a label with this unit."""
+    """Return times in the largest unit that the longest time has at least twice, and a label with this unit."""
     name, unit = next(((n, u) for n, u in _UNITS if seconds.max() >= 2 * u), _UNITS[-1])
     return seconds / unit, f"{name} {label}"
 
@@ -214,7 +214,10 @@ Saved = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 
 def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
-    """Return, by sampler, the saved ids and their priorities |td| + eps; an empty ``samplers`` means all samplers."""
+    """Return the saved ids of each sampler, and their priorities |td| + eps.
+
+    If ``samplers`` is empty, use all samplers.
+    """
     found: Saved = {}
     for name in samplers or state_names(read_root(store.path)):
         state = store.load_sampler_state(name)
@@ -227,7 +230,7 @@ def read_priorities(store: dr.Store, samplers: Sequence[str]) -> Saved:
 
 
 def _tables(tree: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the tables of priorities in a sampler's saved state, each with the kind of its ids."""
+    """Yield each table of priorities in a sampler's saved state, with the kind of the ids in the table."""
     if not isinstance(tree, Mapping):
         return
     if is_priority_table(tree):

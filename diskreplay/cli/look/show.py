@@ -38,9 +38,9 @@ def show(
 ) -> None:
     """Show an episode step by step.
 
-    Each step is a line with its number, its id and its fields; the last line is the final observation, if there is one.
-    For arrays of more than eight elements, the table has the shape, the smallest and the largest value; --json has
-    every element of all steps. Nothing is written.
+    Each step is a line with its number, its id and its fields. If there is a final observation, it is the last line.
+    For arrays of more than eight elements, the table has the shape, the smallest and the largest value. With --json,
+    every element is printed. Nothing is written.
     """
     part = None if steps is None else as_slice(steps)
     with dr.open(path) as store:
@@ -66,9 +66,9 @@ def as_slice(steps: str) -> slice:
 
 
 def describe(episode: Episode, index: int, schema: Schema, paths: Sequence[str], part: slice) -> dict[str, Any]:
-    """Return a dict of an episode's properties, its episode fields, and its steps in the slice ``part``.
+    """Return a dict with an episode's properties, its episode fields, and its steps in the slice ``part``.
 
-    "final_obs" is None, unless the last step is among these steps and has an observation after it.
+    "final_obs" is the final observation, or None. It is None also if the slice lacks the episode's last step.
     """
     length = len(episode)
     numbers = range(length)[part]
@@ -127,7 +127,7 @@ EXTRA, EPISODE = "extra", "episode"
 
 
 def chosen_leaves(schema: Schema, names: Sequence[str] | None) -> list[str]:
-    """Return the paths of the step fields with these names (None: all); the name "obs" also selects "obs/image"."""
+    """Return the paths of the fields of steps with these names; None: all. The name "obs" also selects "obs/image"."""
     chosen: dict[str, None] = {}
     for name in names or ():
         roots = (name, f"{EXTRA}/{name}")
@@ -148,7 +148,7 @@ def episode_leaves(episode: Episode, schema: Schema) -> dict[str, Any]:
 
 
 def row_count(episode: Episode, path: str) -> int:
-    """Return the number of rows of a field in an episode; only observations have a row after the last step."""
+    """Return the number of rows of a field in an episode. Only observations have a row after the last step."""
     return len(episode) + (episode.has_final_obs and path.split("/")[0] == "obs")
 
 
@@ -159,7 +159,7 @@ def short(path: str) -> str:
 def find_episode(episodes: EpisodeList, number: int, *, is_id: bool) -> int:
     """Return an episode's index, from 0; raises BadParameter if there is no such episode.
 
-    ``number`` is an index, which may be negative. With ``is_id``, ``number`` is the id of a step.
+    ``number`` is the index of the episode, and may be negative. If ``is_id`` is true, it is the id of a step.
     """
     if is_id:
         found = [at for at, episode in enumerate(episodes) if number in episode.ids]

@@ -49,10 +49,10 @@ def watch(
 ) -> None:
     """Watch a store while other processes write to it.
 
-    Shows steps and steps/s, ended episodes, saved samplers, rate limiters, the disk and when it will be full, evicted
-    steps, and problems. For each writer, it shows the time since its last append, and how much of its data is not
-    durable yet. On a terminal, updates replace each other until Ctrl-C; elsewhere, each update is a line. Nothing is
-    written. Samplers are shown only by their files in the store: saved states, and counts of rate limiters.
+    Shows steps and steps/s, ended episodes, saved samplers, rate limiters, when the disk will be full, evicted steps,
+    and problems. For each writer, shows the time since the last append, and how much data is not durable yet. On a
+    terminal, updates replace each other until Ctrl-C; elsewhere, each update is a line. Nothing is written. Samplers
+    are shown only by their files in the store: saved states, and counts of rate limiters.
     """
     limiters = [read_limiter(given) for given in limiter or ()]
     with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def watch(
         with console.bar("Measuring segments") as progress:
             activity = Activity(path, limiters, progress)
         with activity:
-            first = activity.look()  # the next look measures the rates since this look
+            first = activity.look()  # the next look has the rates since this look
             if not (once or json) and sys.stdout.isatty():
                 _draw(first, _look_again(activity, interval, count and count - 1))
                 return
@@ -94,13 +94,13 @@ def _look_again(activity: Activity, interval: float, count: int | None) -> Itera
 
 
 def _draw(look: Look, looks: Iterator[Look]) -> None:
-    """Draw each `Look` on the whole terminal, in place of the `Look` before; at the end, print the newest `Look`."""
+    """Draw each `Look` on the whole terminal, over the previous one. At the end, print the newest `Look`."""
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
     try:
         with (
             # `Live` also redraws by itself, because the size of the terminal may change.
             Live(get_renderable=lambda: view(look, terminal.height), console=terminal, screen=True) as live,
-            # The end of the block restores the terminal, so a signal must end the block before it ends the process.
+            # The end of the block restores the terminal, so a signal must first end the block, and then the process.
             console.signals((signal.SIGTERM, signal.SIGHUP), _end),
         ):
             live.refresh()
@@ -114,7 +114,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-# The number of output lines that are not rows of tables: the summary, titles, headers and empty lines.
+# The number of lines other than rows of tables: the summary, titles, headers and empty lines.
 _LINES_BESIDE = 20
 _LEAST_ROWS = 3
 

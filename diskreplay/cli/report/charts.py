@@ -21,7 +21,7 @@ from diskreplay.segments.documents.root import read_root
 from diskreplay.segments.documents.state_files import state_names
 
 BINS = 40  # the number of bins of the time axis
-ACTIONS, STATES = 3, 4  # the maximum numbers of actions and of saved states with a chart
+ACTIONS, STATES = 3, 4  # a report has charts of at most this many actions, and this many saved states
 STATE_BYTES = 64 << 20  # larger saved states are not read
 
 
@@ -63,7 +63,10 @@ def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
 
 
 def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the writers with the most steps, each with a mask of its steps, and then all other writers together."""
+    """Yield the name of each writer with many steps, and a mask of its steps.
+
+    At the end, yield all other writers as one.
+    """
     numbers, counts = np.unique(writers, return_counts=True)
     most = numbers[np.argsort(-counts, kind="stable")]
     alone = most if len(most) <= MOST_SERIES else most[: MOST_SERIES - 1]
@@ -95,7 +98,7 @@ class Statistics:
     """Statistics of ``count`` values.
 
     ``zeros`` and ``not_finite`` are shares of the values, from 0 to 1; None if there are no values. All other
-    attributes describe the finite values, and are None if no value is finite.
+    attributes are about the finite values; None if no value is finite.
     """
 
     count: int
@@ -114,7 +117,7 @@ def statistics_of(values: NDArray[Any]) -> Statistics:
     if not len(finite):
         return Statistics(len(every), zeros=0.0, not_finite=1.0) if len(every) else Statistics(0)
     numbers = finite.astype(np.float64)
-    with np.errstate(over="ignore"):  # sums of large floats may overflow
+    with np.errstate(over="ignore"):  # a sum of large floats may overflow
         mean, deviation = float(numbers.mean()), float(numbers.std())
     return Statistics(
         count=len(every),

@@ -39,7 +39,7 @@ def report(
 
     The page is one HTML file that loads no other file and opens in any browser. A large store is sampled: the page says
     so, and has the same episodes and steps each time. Examples are the best, the worst, the median and the newest
-    episode, and then episodes between these. With --where, statistics, plots and examples are of the episodes that meet
+    episode, and then others between them. With --where, statistics, plots and examples include only episodes that meet
     the condition. Needs Jinja2, matplotlib and, for frames, pillow: pip install "diskreplay[plot]".
     """
     if not out.absolute().parent.is_dir():
@@ -83,14 +83,14 @@ def report(
 
 
 def ended_counts(info: Mapping[str, Any], where: str | None, episodes: Episodes) -> dict[str, int]:
-    """Return how many episodes ended in each way; with ``where``, only sampled episodes count."""
+    """Return how many episodes ended in each way. If ``where`` is given, count only the sampled episodes."""
     kinds = ("terminated", "truncated", "cut", "open")
     if where is None:
         return {kind: int(info["episodes"][kind]) for kind in kinds}
     return {kind: int(np.count_nonzero(episodes.ended == kind)) for kind in kinds}
 
 
-INCHES = (5.0, 2.7)  # the width and height of a chart whose text has 10 points
+INCHES = (5.0, 2.7)  # the width and height of a chart, in inches
 
 
 def page_renderer() -> Callable[..., str]:
@@ -111,7 +111,7 @@ def page_renderer() -> Callable[..., str]:
 
 
 def _printable(value: object) -> object:
-    """Return HTML unchanged, and any other value as printable text, which Jinja2 escapes."""
+    """Return HTML unchanged, and any other value as printable text. Jinja2 escapes this text."""
     return value if hasattr(value, "__html__") else text.clean(value)
 
 

@@ -1,4 +1,4 @@
-"""Chooses the example episodes of a report, and makes the parts of the page about each example."""
+"""Chooses the example episodes of a report, and makes their parts of the page."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from diskreplay.schema.schema import Field, Schema
 # An animation has at most this number of frames, this number of frames a second, and at most this number of pixels on
 # each side.
 FRAMES, FPS, WIDEST = 24, 6.0, 128
-STRIP = 8  # frames in a strip
-IMAGES, CHARTS, COLUMNS = 2, 8, 12  # the maximum numbers of fields shown as images, as charts, and as columns
+STRIP = 8  # the maximum number of frames in a strip
+IMAGES, CHARTS, COLUMNS = 2, 8, 12  # at most this many fields are images, charts and columns
 STEPS_DRAWN, STEPS_LISTED = 500, 10
-ROW_BYTES = 1 << 22  # fields with larger rows are not read
+ROW_BYTES = 1 << 22  # a field with more bytes per row is not read
 
 
 class Example(NamedTuple):
@@ -36,9 +36,9 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Frames:
-    """Images of a field that has ``rows`` rows in an episode.
+    """Images of a field in an episode. The field has ``rows`` rows.
 
-    ``moving`` is a GIF of ``count`` rows, and ``strip`` a PNG of the rows with the numbers in ``steps``.
+    ``moving`` is a GIF with ``count`` of the rows. ``strip`` is a PNG with the rows whose numbers are in ``steps``.
     """
 
     field: str
@@ -51,7 +51,10 @@ class Frames:
 
 @dataclass(frozen=True)
 class StepsTable:
-    """A table of some of an episode's ``total`` rows; a header that begins with > belongs to a column of numbers."""
+    """A table of some rows of an episode.
+
+    The episode has ``total`` rows. A header with > is for a column of numbers.
+    """
 
     headers: list[str]
     cells: list[list[str]]

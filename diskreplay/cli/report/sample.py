@@ -1,4 +1,4 @@
-"""Chooses the episodes and steps of a report: all of a small store, or always the same sample of a large store."""
+"""Chooses the episodes and steps of a report: all of a small store, or a sample that is always the same."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,11 +17,11 @@ from diskreplay.segments.documents import layout
 
 SEED = 0
 EPISODES, STEPS = 5_000, 100_000  # the maximum numbers of episodes and of steps that are read
-LONGEST = 1_000_000  # rewards of episodes with more steps are not summed
+LONGEST = 1_000_000  # the rewards of an episode with more steps are not summed
 REWARDS = 20_000_000  # the maximum number of rewards that are summed
 ASKED = 50_000  # --where is tested on at most this many episodes
-SEGMENTS = 256  # the number of newest segments that are searched for the newest episode
-PIECES = 400  # the number of ranges of successive steps in a sample
+SEGMENTS = 256  # the newest episode is searched in this many newest segments
+PIECES = 400  # a sample has this many ranges of successive steps
 
 Ints = NDArray[np.int64]
 
@@ -30,9 +30,9 @@ Ints = NDArray[np.int64]
 class Episodes:
     """The episodes of a report, oldest first.
 
-    ``at`` has their indices in `Store.episodes`, and ``began`` the publishing times of their first steps, in seconds
-    since 1970. ``total_reward`` is NaN for an episode whose rewards were not read. The condition of --where was tested
-    on ``asked`` episodes, and ``matching`` episodes met the condition. The store has ``total`` episodes.
+    ``at`` has the index of each episode in `Store.episodes`. ``began`` has the publishing time of each first step, in
+    seconds since 1970. ``total_reward`` is NaN for an episode whose rewards were not read. Of the ``total`` episodes in
+    the store, --where was tested on ``asked`` episodes, and ``matching`` episodes met it.
     """
 
     at: Ints
@@ -49,7 +49,7 @@ class Episodes:
 
 
 def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[int, int], None]) -> Episodes:
-    """Return the episodes of a report, among them the newest episode unless ``where`` excludes it."""
+    """Return the episodes of a report. The newest episode is one of them, unless ``where`` excludes it."""
     total = store.num_episodes
     order = np.random.default_rng(SEED).permutation(total)
     if total:
@@ -72,7 +72,7 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
 
 
 def newest_episode(store: dr.Store) -> int:
-    """Return the index of the episode that began last, among the last episodes of the newest segments."""
+    """Return the index of the newest episode. It is one of the last episodes of the newest segments."""
     first = store.snapshot.episodes.first
     last = np.flatnonzero(np.diff(first >> layout.POSITION_BITS, append=-1))[-SEGMENTS:]
     with suppress(SegmentGone):
@@ -88,13 +88,13 @@ def choose(store: dr.Store, order: Ints, where: Predicate | None) -> tuple[Ints,
 
 
 def began_at(store: dr.Store, at: int) -> float:
-    """Return when the first step of an episode was published, in seconds since 1970."""
+    """Return the publishing time of an episode's first step, in seconds since 1970."""
     return float(store.snapshot.times(store.snapshot.episodes.first[at : at + 1])[0] / 1e9)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The ids of sampled steps. ``total`` is the number of all steps, sampled or not."""
+    """The ids of sampled steps. ``total`` is the number of steps before sampling."""
 
     snapshot: Snapshot
     ids: Ints
@@ -104,7 +104,10 @@ class Steps:
         return len(self.ids)
 
     def read(self, path: str, most: int = STEPS) -> tuple[Ints, NDArray[Any]]:
-        """Return the ids of at most ``most`` steps, and the steps' values of a field; leave out evicted steps."""
+        """Return the ids of at most ``most`` steps, and the values of a field in these steps.
+
+        Leave out evicted steps.
+        """
         ids = self.ids if len(self.ids) <= most else self.ids[np.linspace(0, len(self.ids) - 1, most).astype(int)]
         snapshot, leaf = self.snapshot, self.snapshot.leaf(path)
         if not len(ids):
@@ -126,7 +129,7 @@ class Steps:
 
 
 def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
-    """Sample ranges of successive steps, spread over all steps of ``episodes``; None: of all episodes of the store."""
+    """Sample ranges of successive steps, spread over the steps of ``episodes``. None: all episodes of the store."""
     table = store.snapshot.episodes
     if episodes is not None:
         table = table.select(np.sort(episodes.at))
@@ -134,7 +137,10 @@ def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
 
 
 def places(total: int) -> Ints:
-    """Return the positions of sampled steps: all below ``total``, or a random range in each of `PIECES` equal parts."""
+    """Return the numbers of the sampled steps.
+
+    Up to `STEPS` steps, all are sampled. Of more steps, a random range in each of `PIECES` equal parts is sampled.
+    """
     if total <= STEPS:
         return np.arange(total)
     size, part = STEPS // PIECES, total / PIECES
@@ -143,7 +149,7 @@ def places(total: int) -> Ints:
 
 
 def ids_of(table: EpisodeTable, at: Ints) -> Ints:
-    """Return the ids of the steps at the positions ``at`` among the joined steps of all episodes."""
+    """Return the ids of the steps with the numbers ``at``. Steps are numbered from 0 through all episodes."""
     stop = np.cumsum(table.steps)
     episode = np.searchsorted(stop, at, "right")
     ids: Ints = table.first[episode] + (at - stop[episode] + table.steps[episode]) * table.stride[episode]
