@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# Torch keeps pinned memory for later copies, and never frees it, so larger tensors are copied to ordinary memory.
+# Larger tensors are copied to ordinary memory: Torch keeps pinned memory for later copies, and never frees it.
 MOST_PINNED_BYTES = 256 << 20
 
 _NEVER_ON_DEVICE = frozenset({np.ndarray, bool, int, float, NoneType})

@@ -338,7 +338,7 @@ class DamagedSegmentWarning(RuntimeWarning):
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning that names the line of the user's code, outside of this package, that made the call."""
+    """Issue a warning at the line of the user's code that called this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and (name := frame.f_globals.get("__name__", "")).startswith(_INSIDE):
         level += not name.startswith("importlib._bootstrap")  # `warnings` does not count frames of imports

@@ -63,7 +63,7 @@ class OpenFolder:
 
     @classmethod
     def of(cls, place: "OpenFolder | os.PathLike[str] | str") -> "OpenFolder":
-        """Return the `OpenFolder` of a place.
+        """Return an `OpenFolder` for a path or an `OpenFolder`.
 
         An open `OpenFolder` is returned as it is. A closed `OpenFolder` is opened again by its `name`.
         """

@@ -144,7 +144,7 @@ def bar(title: str, *, in_bytes: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def transfer(title: str) -> Iterator[Callable[[Amount, Amount], None]]:
-    """Show the finished episodes and bytes, and the time left, during the `with` block.
+    """Show how many episodes and bytes are finished, and the time left, during the `with` block.
 
     The block calls the yielded function with the amount done and the total. A terminal shows a bar. Another output,
     such as the log of a job, gets a line every 30 seconds.

@@ -45,7 +45,7 @@ def merge(
     where: Where = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Merge the ended episodes of stores with one schema into a new store.
+    """Merge the ended episodes of stores with equal schemas into a new store.
 
     Episodes are copied as by `copy`. The new store has the settings of the first store, but no limits, since limits
     could evict merged episodes. `Store.resize` sets limits later. An episode that is in several stores is copied once

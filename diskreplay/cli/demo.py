@@ -55,7 +55,7 @@ def demo(
         with MissingExtra.raised_for("the demo", "torch,gym"):
             if find_spec("numba") is None:  # the first sampler loads numba
                 raise ImportError("No module named 'numba'")
-            # Imported here: torch and gymnasium would slow down the start of every other command.
+            # not at the top: torch and gymnasium would slow down the start of every other command
             from diskreplay.cli import dqn_per
         where = path or Path(folder, "store")
         try:

@@ -79,10 +79,10 @@ def repair(
     Reads everything, like verify --deep. Damaged metadata is written anew from other files, if possible. A segment with
     damaged rows is rebuilt from its intact episodes, with the same ids. The damaged segment, other damaged files, and
     files that do not belong in a store are set aside: moved to counters/quarantine in the store. Segments of dead
-    writers are sealed. Nothing is deleted except unfinished files of dead processes, and the segment of --drop.
+    writers are sealed. Nothing is deleted except unfinished files of dead processes, and the segment that --drop names.
     Segments of living writers are left alone. The command asks on the terminal, unless --yes is given, before it sets
-    aside more steps than --max-lost-steps. Exit code 1 if steps were set aside or are in quarantine, or a problem
-    remains; with --dry-run if there is a problem.
+    aside more steps than --max-lost-steps. Exit code 1 if steps were set aside or are in quarantine, or if a problem
+    remains. With --dry-run, exit code 1 if there is a problem.
     """
     if drop is not None:
         if restore is not None:

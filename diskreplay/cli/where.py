@@ -73,7 +73,7 @@ _KINDS = {float: "a number", str: "a text"}
 def compile_where(
     expression: str, schema: Schema, properties: Mapping[str, tuple[type, Read]] = PROPERTIES
 ) -> Predicate:
-    """Return a function that tells whether an episode meets an expression.
+    """Return the condition of an expression: a function that tells whether an episode meets the condition.
 
     A comparison with a missing value is false. A calculation with a missing value gives a missing value. ``properties``
     has the names that an expression may use in addition to episode fields. Raises SchemaError if the text is not an

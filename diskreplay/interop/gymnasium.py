@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     AnyVectorWrapper = VectorWrapper[Any, Any, Any, Any, Any]
 else:
-    AnyVectorWrapper = VectorWrapper  # `VectorWrapper[...]` raises before gymnasium 1.4
+    AnyVectorWrapper = VectorWrapper  # before gymnasium 1.4, `VectorWrapper[...]` raises an error
 
 __all__ = ["RecordEpisodes", "RecordVectorEpisodes"]
 
@@ -174,7 +174,7 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Cut an open episode, close the writer, and close the environment."""
         try:
             if self._writer is not None:
-                with self._writer, suppress(WriterClosed):  # raised if the store is already closed
+                with self._writer, suppress(WriterClosed):  # the writer raises this if the store is closed
                     self._cut(self._writer)
         finally:
             super().close()
@@ -233,7 +233,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
 
     - NEXT_STEP, or no mode in the metadata: the ``step`` after the end of a lane's episode only resets the lane, and is
       not recorded.
-    - SAME_STEP: when the episode of a lane ends, its final observation and info fields are taken from info.
+    - SAME_STEP: when the episode of a lane ends, the final observation and the info fields are taken from info.
     - DISABLED: after the end of a lane's episode, no step of the lane is recorded until the lane is reset.
       ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.
 
@@ -397,7 +397,7 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         """Cut the open episodes, close the writer, and close the environments."""
         try:
             if self._writer is not None:
-                with self._writer, suppress(WriterClosed):  # raised if the store is already closed
+                with self._writer, suppress(WriterClosed):  # the writer raises this if the store is closed
                     self._cut(self._writer, np.ones(self.num_envs, bool))
         finally:
             super().close(**kwargs)
@@ -433,8 +433,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
         ended = terminated.astype(bool) | truncated.astype(bool)  # `append` checks that each value is 0 or 1
         values, after = self._values, self._values.own("obs", obs)
         live = ~self._idle
-        # An episode runs in every live lane, even if the previous episode was discarded. With NEXT_STEP, the
-        # environments have just reset all other lanes, so an episode runs there, too.
+        # An episode runs in every lane that is not idle, even if the previous episode was discarded. With NEXT_STEP,
+        # the environments have just reset the idle lanes, so an episode runs in these, too.
         values.running |= live | (self._mode is AutoresetMode.NEXT_STEP)
         if live.any():
             next_obs, unknown, infos, episode = self._ends(after, info, live, ended & live)

@@ -110,7 +110,7 @@ class Column:
     """A field of an episode's steps. RLlib uses a column like an array. Indexing reads the rows."""
 
     __slots__ = ("_field", "_path", "_steps")
-    more = 0  # the column has this number of rows more than the episode has steps
+    more = 0  # rows of the column in addition to one row per step
 
     def __init__(self, steps: Steps, field: dr.Field | None = None, path: Path = ()) -> None:
         self._steps, self._field, self._path = steps, field, path

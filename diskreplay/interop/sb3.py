@@ -118,8 +118,8 @@ class DiskReplayBuffer(ReplayBuffer):
     optimize_memory_usage : bool
         No effect: each observation is always stored once, and every step can be drawn.
     path : path, Store or None
-        The store, or the path of a new store, which is made with the first step. If a Store is given, the buffer opens
-        the store again by its path. None: a temporary folder, which is removed with the buffer.
+        The store, or the path of a store. If the path has no store, the first step makes one. If a Store is given, the
+        buffer opens the store again by its path. None: a temporary folder that is removed with the buffer.
     n_steps : int
         Number of steps in a return, as for `NStepReplayBuffer`.
     gamma : float
@@ -170,7 +170,7 @@ class DiskReplayBuffer(ReplayBuffer):
             )
         kwargs |= {"device": device, "n_envs": n_envs, "handle_timeout_termination": handle_timeout_termination}
         super().__init__(n_envs, observation_space, action_space, **kwargs)
-        # Delete the arrays of `ReplayBuffer.__init__`. Then each name is again a `Columns` of the class.
+        # Delete the arrays of `ReplayBuffer.__init__`. Then the names refer to the `Columns` of the class.
         del self.observations, self.next_observations, self.actions
         self._capacity = max(buffer_size, n_envs)
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -294,8 +294,8 @@ class DiskReplayBuffer(ReplayBuffer):
         lanes = 1 + max((episode.lane for episode in episodes), default=-1)
         if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
             # The store evicts all steps that were added together. If the store has more lanes than the buffer has
-            # environments, these steps have several positions. With more capacity, no step is evicted before the buffer
-            # overwrites it.
+            # environments, these steps are at several positions. With more capacity, no step is evicted before the
+            # buffer overwrites it.
             store.resize(capacity=max(store.capacity, self._capacity + lanes))
         ids, number = self._by_position(ids, episodes)
         count = len(ids)
@@ -567,9 +567,9 @@ class DiskDictReplayBuffer(DiskReplayBuffer, DictReplayBuffer):
 class DiskHerReplayBuffer(DiskDictReplayBuffer, HerReplayBuffer):
     """A `HerReplayBuffer` of Stable-Baselines3 whose steps are in a store; see `DiskReplayBuffer`.
 
-    The buffer draws steps of ended episodes and replaces goals by `dr.Hindsight`, with the rewards of the environment's
-    ``compute_reward``. Batches have the same distribution as in `HerReplayBuffer`, with one exception: each step is
-    relabelled with the same probability, so the number of relabelled steps varies.
+    The buffer draws steps of ended episodes, and replaces goals by `dr.Hindsight`. The environment's ``compute_reward``
+    computes the new rewards. Batches have the same distribution as in `HerReplayBuffer`, with one exception: each step
+    is relabelled with the same probability, so the number of relabelled steps varies.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rew
 
 An export of an imported store restores the class, the number of environments and the settings of the buffer. A
 ``HerReplayBuffer`` needs observations with goals. Rewards and actions of float64 become float32. An episode that was
-cut becomes truncated. Only the last episode of an environment stays cut, and not in a ``HerReplayBuffer``. In an
+cut becomes truncated. The last episode of an environment stays cut, unless the buffer is a ``HerReplayBuffer``. In an
 episode without a final observation, the last observation is repeated.
 """
 
@@ -205,7 +205,7 @@ def export_dataset(
     def make_format(schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json]) -> Format:
         not_held = _not_held(schema)
         maker = _maker(schema, episodes, noted, n_envs, buffer_class)
-        _empty(maker, schema, maker.lanes)  # raises if Stable-Baselines3 has no buffer for these steps
+        _empty(maker, schema, maker.lanes)  # this raises an error if Stable-Baselines3 has no buffer for these steps
         return Format(not_held, partial(_write, maker))
 
     return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
@@ -220,11 +220,11 @@ class _Buffer:
     Attributes
     ----------
     ended : array of bool
-        ``(T, n_envs)``: true at the last step of each episode.
+        ``(T, n_envs)``: true at each step that ends an episode.
     settings : dict
         The name of the buffer's class, and arguments of this class.
     cut : int
-        The argument of `Source` with this name.
+        Argument of `Source`.
     """
 
     def __init__(self, file: Path) -> None:

@@ -99,7 +99,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
             if self._store is not None:
                 self._kept.append(self._store)
                 if capacity not in (None, self._store.capacity):
-                    dr.create(self._path, self._store.schema, capacity=capacity, exist_ok=True)  # raises StoreExists
+                    # this raises StoreExists, because the capacity differs
+                    dr.create(self._path, self._store.schema, capacity=capacity, exist_ok=True)
         if self._store is not None:
             self._capacity = self._store.capacity
             self._attach_sampler(self._store)

@@ -192,7 +192,7 @@ class _Transitions:
     pieces : list of Piece
         The episodes in the order of their start.
     names, left_out, cut
-        The arguments of `Source` with these names.
+        Arguments of `Source`.
     """
 
     def __init__(self, folder: Path, choice: Choice) -> None:

@@ -34,9 +34,9 @@ def du(
 ) -> None:
     """Show the disk usage of a store by field and by segment.
 
-    For each field, the table has the bytes of a row by the schema, and the bytes on disk per visible step. The latter
-    include reserved space and evicted steps. Holes are parts of files that take no space on disk. Quarantine and saved
-    states of samplers are listed separately. Nothing is written.
+    For each field, the table has the bytes of a row by the schema, and the bytes on disk per visible step. The bytes on
+    disk include reserved space and evicted steps. Holes are parts of files that take no space on disk. Quarantine and
+    saved states of samplers are listed separately. Nothing is written.
     """
     with dr.open(path) as store, console.bar("Measuring segments", in_bytes=True) as progress:
         usage = usage_of(store, store.info(total_reward=False), progress)

@@ -225,7 +225,7 @@ def footer(columns: Columns, found: NDArray[np.intp], shown: NDArray[np.intp]) -
     if len(shown) < len(found):
         line += f", {text.count(len(shown))} shown (--limit 0 for all)"
     if len(found):
-        # The mean of inf and -inf is NaN: no warning.
+        # The mean of inf and -inf is NaN. This needs no warning.
         with np.errstate(invalid="ignore"):
             length, reward = columns["length"][found].mean(), columns["total_reward"][found].mean()
         line += f"; mean length {text.number(length)}, mean total_reward {text.number(reward)}"

@@ -28,7 +28,7 @@ def inspect(
     """Show the contents of a store.
 
     Prints the schema, steps, episodes and how they ended, statistics of length and total_reward, segments, living and
-    dead writers, and bytes on disk. Episodes are whole, hidden steps included. Nothing is written, and other processes
+    dead writers, and bytes on disk. Lengths and rewards include hidden steps. Nothing is written, and other processes
     may write to the store meanwhile. Exit code 1 if a segment is damaged, or if steps are unproven or in quarantine.
     """
     with dr.open(path, mode="r") as store, console.bar("Reading rewards", in_bytes=True) as progress:

@@ -141,7 +141,8 @@ def charts(episode: Episode, schema: Schema) -> Iterator[Chart]:
             continue
         label = "step" if rows <= STEPS_DRAWN else f"step, the first {STEPS_DRAWN} of {text.count(rows)}"
         x = np.arange(len(values))
-        if values.dtype.kind in "biu" and not path.startswith("obs"):  # a value holds until the next step
+        # draw stairs, because a value holds until the next step
+        if values.dtype.kind in "biu" and not path.startswith("obs"):
             x = np.repeat(np.arange(len(values) + 1), 2)[1:-1]
             columns = {name: column.repeat(2) for name, column in columns.items()}
         series = [Series(name, x, column) for name, column in columns.items()]

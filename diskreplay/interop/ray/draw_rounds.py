@@ -179,7 +179,7 @@ class DrawRounds:
             return
         started = monotonic()
         refs = {asked.ref: shard for shard, asked in found.asked.items()}
-        # Do not wait for shards that are already known as missing.
+        # Do not wait for shards that are known to be missing.
         lost = [ref for ref, shard in refs.items() if self.links[shard].lost is not None]
         ready = self._calls.wait(lost, 0.0) if lost else []
         if len(lost) < len(refs):

@@ -141,7 +141,7 @@ class ShardLink:
     def lose(self, reason: str) -> None:
         """Leave the shard out of draws until the link joins the shard again.
 
-        Updates of priorities count as lost if they wait for a request, or were sent with a ping that has no answer yet.
+        Updates of priorities are lost if they still wait for a request, or if their ping has no answer yet.
         """
         if self.lost is None:
             self.lost, self.since = reason, monotonic()

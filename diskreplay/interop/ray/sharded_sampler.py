@@ -176,7 +176,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
 
     @property
     def distribution(self) -> Any:
-        """The distribution. You may set this attribute, like `view`; priorities are kept."""
+        """The distribution. Like `view`, this attribute may be set. The priorities are kept."""
         return self._target.distribution
 
     @distribution.setter
@@ -349,7 +349,7 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return np.concatenate(found)
 
     def save(self, name: str) -> None:
-        """Save the state of each shard in its store, as `Sampler.save` does, and the trainer's state in all stores."""
+        """Save the state of each shard in its store, and the trainer's state in all stores; see `Sampler.save`."""
         with self._lock:
             self._check_open()
             self._send_updates()

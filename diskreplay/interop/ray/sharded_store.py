@@ -46,7 +46,7 @@ class ShardActor(Shard):
 def shard_actor(path: str, address: str, save_s: float) -> Any:
     """Return the actor of a store on a node; make it if it does not exist.
 
-    The actor is pinned to the address of the node, not to its id, since a machine gets another id after a restart. When
+    The actor is pinned to the address of the node, not to its id, since a machine gets a new id after a restart. When
     the actor dies, Ray restarts it as soon as a node has this address. The actor ends when the process that made the
     actor ends.
     """

@@ -19,8 +19,8 @@ class SharedSampler:
     """Draws items, and reports the shard's mass and population with each draw. Only `prioritized` is thread-safe.
 
     A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`: it draws ids by
-    priorities and gathers nothing. Trainers on the same node need only ids. `prioritized` is None until a target has a
-    distribution by priorities, and keeps the priorities even if a later target draws uniformly.
+    priorities and gathers nothing. `prioritized` is None until a target has a distribution by priorities, and keeps the
+    priorities even if a later target draws uniformly.
 
     `run` is a random text from the first trainer of a run. A shard compares this text with the text of saved
     priorities: in a later run, the two differ. `version` counts changes of view and distribution, and `updates` counts
@@ -53,7 +53,7 @@ class SharedSampler:
         return bool(self._target.distribution.weighted)
 
     def difference(self, target: Target) -> str | None:
-        """Return the name and own value of the first field that differs from ``target``; None if no field differs."""
+        """Return the first field that differs from ``target``, with this sampler's value; None if no field differs."""
         for field in ("view", "distribution", "fields"):
             own = getattr(self._target, field)
             if _described(own) != _described(getattr(target, field)):
