@@ -38,8 +38,9 @@ def demo(
     """See a store at work: learn CartPole-v1 while four processes fill the store.
 
     Four collectors play with the newest policy and append their steps. The trainer samples 5-step transitions from the
-    growing store, by priority, and trains a DQN until the greedy policy has a mean return of at least 475 over 20
-    episodes. Then the demo prints the output of `inspect`. The exit code is 1 if no policy reaches this return in time.
+    growing store, by priority, and trains a DQN. It stops when the greedy policy has a mean return of at least 475 over
+    20 episodes. Then the demo prints the output of `inspect`. The exit code is 1 if no policy reaches this return in
+    time.
     """
     if path is not None and is_taken(path):
         raise StoreExists(

@@ -88,8 +88,8 @@ def import_dataset(
         In a file of all episodes, the name of the array that is true in the first row of each episode. The default is
         "episode_starts".
     indices : str, optional
-        In a file of all episodes, the name of the array with one row number for each episode: either the episode's
-        first row, or the row after the episode's last row.
+        In a file of all episodes, the name of the array with one row number for each episode. This is the episode's
+        first row, or the row after the last row.
     ended : {"truncated", "terminated", "cut"}
         How episodes ended. This applies if no array, such as "dones" or "terminals", tells it.
     terminated, truncated : str, optional

@@ -50,7 +50,7 @@ _LEFT_OUT = {
 }
 
 
-# An `NStepReplayBuffer` gets these attributes, so that it draws steps of this buffer.
+# An `NStepReplayBuffer` gets these attributes of a `DiskReplayBuffer`, so that it draws the same steps.
 _SHARED = (
     *("buffer_size", "pos", "full"),
     *("observations", "next_observations", "actions", "rewards", "dones", "timeouts"),
@@ -101,7 +101,7 @@ class DiskReplayBuffer(ReplayBuffer):
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
     of each step, 20 bytes a step. An existing store is continued: its newest steps fill the buffer, so a killed run and
     a loaded model continue with these steps. A pickle of ``save_replay_buffer`` has the path of the store and the
-    position of the next step, but no steps; after loading, the buffer also has the steps that were added later.
+    position of the next step, but no steps. After loading, the buffer also has the steps that were added later.
 
     If a step's observation is not the next observation of the step before, the episode is cut between the two steps.
     This happens after a reset. The step before the cut bootstraps from its next observation. If a store was written
@@ -444,7 +444,10 @@ class DiskReplayBuffer(ReplayBuffer):
             raise
 
     def _n_step_buffer(self) -> NStepReplayBuffer:
-        """Return a buffer of Stable-Baselines3 that computes returns over several steps from this buffer's columns."""
+        """Return a buffer of Stable-Baselines3 with the columns of this object.
+
+        It computes returns over several steps.
+        """
         spaces_of_steps = self.observation_space, self.action_space
         buffer = NStepReplayBuffer(
             self.n_envs, *spaces_of_steps, self.device, self.n_envs, n_steps=self.n_steps, gamma=self.gamma

@@ -219,7 +219,7 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
         self._begin()
         if self._store is not None:
             self._kept.append(self._store)
-        # Pickling copies arrays. Make the arrays of each environment's ring views of the buffer's arrays again.
+        # After unpickling, the rings of environments have copies of the buffer's arrays. Replace each copy by a view.
         held = self._held(slice(None))
         super().set_batch(Batch({key: held.pop(key) for key in KEYS if key in held}))
         for key, values in held.items():
@@ -234,10 +234,10 @@ class InStore(ReplayBufferManager):  # type: ignore[misc]
 class StoreReplayBuffer(InStore, VectorReplayBuffer):  # type: ignore[misc]
     """A `VectorReplayBuffer` of Tianshou whose steps are in a store: ``Collector(policy, envs, buffer)``.
 
-    Collectors, trainers and off-policy algorithms use this class like Tianshou's own buffer: indices have the same
-    meaning, and with equal seeds the batches are equal, n-step returns included. Observations and actions are only in
-    the store, each observation once. Memory holds the id, reward and flags of each step, and other data of the
-    collector, such as infos.
+    Collectors, trainers and off-policy algorithms use this class like Tianshou's own buffer. Indices have the same
+    meaning. With equal seeds, batches and n-step returns are equal. Observations and actions are only in the store,
+    each observation once. Memory holds the id, reward and flags of each step, and other data of the collector, such as
+    infos.
 
     An existing store is continued: the newest steps of each environment fill the buffer, oldest first. A pickle or a
     file of `save_hdf5` has the ids and the path of the store. `reset` forgets the steps and leaves them in the store.

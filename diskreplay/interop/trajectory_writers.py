@@ -8,7 +8,7 @@ from diskreplay.closing import Kept
 
 __all__ = ["TrajectoryWriters"]
 
-# The maximum number of open trajectories. If another trajectory begins, the trajectory with the oldest last step is
+# The maximum number of open trajectories. If one more trajectory begins, the trajectory with the oldest last step is
 # cut, since its collector has probably stopped.
 MAX_TRAJECTORIES = 256
 

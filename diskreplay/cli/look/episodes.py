@@ -68,10 +68,10 @@ def episodes(
     """List the episodes of a store, oldest first.
 
     total_reward is the undiscounted sum of rewards. For an open episode, it is the sum so far. Episodes include hidden
-    steps: hidden_steps is the number of steps, at the start of the episode, that the capacity or the age limit hides
-    from samplers. index is the position in store.episodes, and id is the id of the first step. The last columns are the
-    episode fields. If the table is sorted by a field, episodes without a value are last. Nothing is written, and other
-    processes may write to the store meanwhile.
+    steps. hidden_steps is the number of steps that the capacity or the age limit hides from samplers. index is the
+    position in store.episodes, and id is the id of the first step. The last columns are the episode fields. If the
+    table is sorted by a field, episodes without a value are last. Nothing is written, and other processes may write to
+    the store meanwhile.
     """
     bounds = {"length": (min_length, max_length), "total_reward": (min_total_reward, max_total_reward)}
     for name, (low, high) in bounds.items():

@@ -20,7 +20,7 @@ EPISODES, STEPS = 5_000, 100_000  # the maximum numbers of episodes and of steps
 LONGEST = 1_000_000  # the rewards of an episode with more steps are not summed
 REWARDS = 20_000_000  # the maximum number of rewards that are summed
 ASKED = 50_000  # --where is tested on at most this many episodes
-SEGMENTS = 256  # the newest episode is searched in this many newest segments
+SEGMENTS = 256  # at most this many of the newest segments are searched for the newest episode
 PIECES = 400  # a sample has this many ranges of successive steps
 
 Ints = NDArray[np.int64]

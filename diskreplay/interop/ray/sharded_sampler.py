@@ -90,9 +90,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
     -----
     A trainer divides batches in proportion to the masses in the shards' last answers, and requests a mass again when
     the answer is older than 0.1 s. Each shard reports the probability p of an item among its own ids at the draw. The
-    probability of the item among all ids is p · m / M, where m is the mass of the shard, and M the sum of all masses,
-    when the batch was divided. Importance weights are computed from p · m / M. They are exact even if the masses are
-    old. With `Uniform`, all weights are 1. A shard with new ids gets a larger part of the batches only after its next
+    probability of the item among all ids is p · m / M. When the batch was divided, m was the mass of the shard, and M
+    the sum of all masses. Importance weights are computed from p · m / M. They are exact even if the masses are old.
+    With `Uniform`, all weights are 1. A shard with new ids gets a larger part of the batches only after its next
     answer.
 
     New ids begin with the largest priority of their shard. Updates are sent with the next request for a batch, or after
