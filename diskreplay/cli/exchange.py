@@ -141,7 +141,9 @@ def import_store(
     if done.resumed:
         parts.append(f"{text.plural(done.resumed, 'episode')} imported by an earlier call")
     if done.cut:
-        parts.append(f"{text.plural(done.cut, 'episode')} cut where the next row has another observation")
+        parts.append(
+            f"{text.plural(done.cut, 'episode')} cut where next_obs differs from the observation of the next row"
+        )
     if skipped:
         parts.append(f"{len(skipped)} left out")
     line = "; ".join([*parts, *_listed("not kept", done.not_kept)])

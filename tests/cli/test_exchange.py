@@ -124,7 +124,7 @@ def test_an_import_tells_how_many_episodes_it_cut(run: Callable, tmp_path: Path)
         file["actions"] = file["rewards"] = np.zeros(10)
         file["terminals"] = np.zeros(10, bool)
     code, out, error = run("import", f"d4rl:{tmp_path / 'set.hdf5'}", tmp_path / "a")
-    said = "; 1 episode cut where the next row has another observation\n"
+    said = "; 1 episode cut where next_obs differs from the observation of the next row\n"
     assert (code, out, error) == (0, f"imported  2 episodes of 10 steps  to {tmp_path / 'a'}{said}", "")
     with h5py.File(tmp_path / "set.hdf5", "a") as file:
         file["next_observations"][...] = obs + 1.5
