@@ -34,8 +34,8 @@ class Ages:
     """The ages of sealed segments; not thread-safe.
 
     A wrong wall clock must not delete a store's steps. If this machine sealed a segment since its last boot, only the
-    boot clock counts, which cannot be set. For any other segment, the wall clock counts, but only if one of three facts
-    confirms the age:
+    boot clock counts, because this clock cannot be set. For a segment that was sealed on another machine or before the
+    last boot, the wall clock counts if one of these facts confirms the age:
 
     - a time service keeps the wall clock,
     - this machine sealed the segment, and has been up for longer than the age limit,
@@ -110,10 +110,10 @@ class RetentionPolicy:
 
     Only sealed, readable segments are removed, by any of these rules:
 
-    - ``capacity``: the segment whose last step is oldest is due while the other segments hold `capacity` newer, visible
-      steps.
-    - ``capacity_bytes``: the segment whose last step is oldest is due while all segments, and the pack that is being
-      made, take more than `capacity_bytes` on disk.
+    - ``capacity``: the segment whose last step is oldest is due while other segments hold at least `capacity` newer
+      steps that readers show.
+    - ``capacity_bytes``: the segment whose last step is oldest is due while all segments together take more than
+      `capacity_bytes` on disk. A pack that is being made counts, too.
     - ``max_age_s``: a segment is due `max_age_s` seconds after it was sealed; `Ages` says by which clock.
     - eviction by hand: a segment is due when all its steps were evicted.
 
@@ -128,7 +128,7 @@ class RetentionPolicy:
 
     def _begin(self) -> None:
         self._next = 0  # The number of the next segment to read.
-        self._accounts: dict[int, _Account] = {}  # By number of a segment, in ascending order.
+        self._accounts: dict[int, _Account] = {}  # One per segment, sorted by the segment's number.
         self._unsealed: set[int] = set()
         self._by_last: list[tuple[int, int]] = []  # A heap: (time of the last step, number) of each sealed segment.
         # Sorted: (time of the first step, number) of each sealed segment that is not in `_below`.
@@ -195,7 +195,7 @@ class RetentionPolicy:
             steps = self._accounts[number].steps
             if os.path.exists(self._root.segment_path(number)):
                 yield number, steps
-            self._forget(number)  # in any case: another process or a user may have removed the segment already
+            self._forget(number)  # also if another process or a user has removed the segment
         first = min([next(iter(self._accounts), end), *(numbers[0] for numbers in self._packs.values())])
         if first > words[layout.FIRST_LIVE]:
             self._counters.set(layout.FIRST_LIVE, first)
@@ -276,8 +276,7 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # Counting is slow. ``capacity - newer`` steps are missing, so the steps are not counted again until `_kept` has
-        # grown by this number.
+        # Counting is slow. It is repeated only after `_kept` has grown by the ``capacity - newer`` missing steps.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 
@@ -366,8 +365,9 @@ class RetentionPolicy:
         info = account.info
         if info is None or not info.sealed or account.kept or not account.evicted + account.lost:
             return
-        # All steps of the segment are gone. But the segment is kept if it has unproven rows, which were not evicted, or
-        # if it has a row that discards earlier parts of an episode: without this row, readers would show those parts.
+        # All steps of the segment are gone. But a segment with unproven rows is kept, because these rows were not
+        # evicted. A segment with a row that discards earlier parts of an episode is kept, too: without the row, readers
+        # would show those parts.
         if info.claimed is None and not _discards_earlier_parts(info):
             self._doomed.add(number)
 

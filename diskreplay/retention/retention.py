@@ -56,21 +56,21 @@ from diskreplay.segments.segment import (
     remove_draft,
 )
 
-# The path of the lock in a draft folder, by the prefix of the folder's name. The first prefix is of drafts of segments
-# and packs, the second of drafts of saved states. The process that makes a draft holds its lock.
+# The path of the lock in a draft folder, by the prefix of the folder's name. The first prefix is for drafts of segments
+# and packs, and the second prefix is for drafts of saved states. The process that makes a draft holds its lock.
 LOCK_OF_DRAFT = {DRAFT: f"{layout.COMMITTED}/{layout.LOCK}", state_files.DRAFT: layout.LOCK}
 # This many of the newest segments are searched for the clock of this boot, because some may be damaged or gone.
 _NEIGHBOURS = 16
 # The maximum number of segments that one call seals or removes. Each segment that waits to be sealed takes a descriptor
 # for its lock, and each rename delays other processes that wait for the store lock.
 _AT_ONCE = 64
-# The maximum number of merged segments that are removed at once. It is smaller than `_AT_ONCE`, because a process that
-# needs room must also delete the folders that other processes moved away.
+# The maximum number of merged segments that are removed at once. The number is small, because a process that needs disk
+# space first deletes the folders that other processes have moved away.
 _MERGED_AT_ONCE = 8
-# The maximum number of existing segments that no counter includes, because their makers died before counting them.
+# At most this many segments exist that no counter includes: their makers died before counting them.
 _UNCOUNTED = 2 * layout.RESERVED_AT_ONCE
-# Seconds to wait for the store lock before counting newly sealed segments. Readers find sealed segments without this
-# count, too.
+# Seconds to wait for the store lock before counting newly sealed segments. Readers find newly sealed segments even
+# without the count.
 _HINT_TIMEOUT_S = 1.0
 
 
@@ -84,7 +84,7 @@ class Retention:
     def __init__(self, root: Root, counters: StoreCounters) -> None:
         self._root, self._counters = root, counters
         self._policy = RetentionPolicy(root, counters)
-        self._tried: set[int] = set()  # Segments that `dead_segments` has returned.
+        self._tried: set[int] = set()  # Segments that `dead_segments` returned once, and does not return again.
         self._sealed: set[int] = set()  # Sealed segments, which never change again.
         self._packs = KnownPacks(root)
         self._clock: Clock | None = None
@@ -109,17 +109,18 @@ class Retention:
     ) -> tuple[SegmentInfo, Lock]:
         """Remove segments that are due, make the next segment, and return it with its lock, which is held.
 
-        ``writer`` is the number of the writer's first segment, or None if the new segment is the first. See
+        ``writer`` is the number of the writer's first segment; None: the new segment is the writer's first segment. See
         `draft_segment` for the other arguments.
 
         Raises StorageFull if the disk has no room, StoreNotFound if the store was deleted or replaced since it was
         opened, and StoreLocked if the store lock stayed taken for a minute.
         """
         if not self._policy.is_idle:
-            # With one segment per episode, many segments wait to be sealed. They are read again only after sealing.
+            # With one segment per episode, many segments wait to be sealed. Reading all these segments again would be
+            # slow.
             again = self._root.segment_steps != "episode"
             if self._remove_some(again=again):
-                self._remove_some(again=again)  # merged segments that the first call found are due only now
+                self._remove_some(again=again)  # the first call finds merged segments, the second call removes them
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
@@ -183,9 +184,9 @@ class Retention:
     def making_pack(self, nbytes: int) -> Iterator[str]:
         """Yield a folder for the pack that a `with` block makes; among all processes, one such block runs at a time.
 
-        If the store has a capacity in bytes, ``nbytes`` count as used until the block ends, and segments that are due
-        because of this are removed before the block runs. Raises StoreLocked if another process is making a pack, and
-        StorageFull if the disk has no room.
+        If the store has a capacity in bytes, ``nbytes`` bytes count as used until the block ends. Segments that become
+        due are removed before the block runs. Raises StoreLocked if another process is making a pack, and StorageFull
+        if the disk has no room.
         """
         building = pack_draft(self._root)
         with self._locked() as gone:
@@ -212,9 +213,9 @@ class Retention:
     ) -> SegmentInfo:
         """Move a complete, durable pack into the store as the next segment, and delete the segments whose rows it has.
 
-        Readers ignore these segments as soon as the pack is visible. If this process dies, the next process that opens
-        the store deletes them. ``pace`` is called after every few deletions. Raises SegmentGone if one of ``sources``
-        changed since it was read: then the pack is useless.
+        Readers ignore the merged segments as soon as the pack is visible. If this process dies, the next process that
+        opens the store deletes the merged segments. ``pace`` is called after every few deletions. Raises SegmentGone,
+        and does not move the pack, if one of ``sources`` changed since it was read.
         """
         made = KnownPack.of(draft)._replace(document=identify(draft.path / layout.METADATA))
         for source in sources:
@@ -240,7 +241,7 @@ class Retention:
         while left:
             with self._locked() as gone:  # a few segments at a time, so that other processes get the lock in between
                 for number, pack in left[:_MERGED_AT_ONCE]:
-                    # A pack that was quarantined or replaced since it was read may lack these rows.
+                    # A pack that was quarantined or replaced since it was read may lack the segment's rows.
                     if self._packs.is_same(pack) and os.path.lexists(self._root.segment_path(number)):
                         gone.append(_take_out(self._root, self._counters, number, 0))
             del left[:_MERGED_AT_ONCE]
@@ -379,7 +380,7 @@ class Retention:
                 return rebuild_copy(info)
         except StorageFull:
             return True  # The segment waits for room: sealing it now would lose the checksums that prove its rows.
-        except (FormatError, OSError):  # Small files do not match their checksums, or cannot be read.
+        except (FormatError, OSError):  # Files other than chunk files are damaged.
             return False
 
     def _copy_aside(self, info: SegmentInfo) -> bool:
@@ -476,7 +477,7 @@ class Retention:
     def _live(self) -> list[SegmentInfo]:
         """Return every readable segment that is not in `_sealed`, lowest number first.
 
-        Segments whose metadata a power loss left unwritten are quarantined.
+        A segment is quarantined if a power loss came before its metadata were written.
         """
         found = []
         for number in live_numbers(self._root, self._counters.read()):

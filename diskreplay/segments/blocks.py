@@ -1,8 +1,8 @@
 """Checksums of the blocks of sealed chunk files: a damaged block loses only its own rows, not the whole segment.
 
 A block is a part of a chunk file with its own checksum. docs/format.md describes the file ``durable/blocks``, which
-stores these checksums. Each CRC-32C in this file is XORed with the CRC-32C of a block of zeros. The entry of a block of
-zeros is therefore 0, so this file can have holes where the chunk files have holes.
+stores these checksums. Each stored CRC-32C is XORed with the CRC-32C of a block of zeros. So the entry of a block of
+zeros is 0, and entries of 0 can be holes of ``durable/blocks``.
 """
 
 import os
@@ -70,7 +70,7 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
 
     Blocks inside holes are not read. Raises FormatError if the file is shorter than ``size``.
     """
-    if size <= block:  # a shortcut: many segments are small
+    if size <= block:  # faster for small files, which are common
         data = os.pread(fd, size, 0)
         if len(data) != size:
             raise FormatError(_SHORTER)
@@ -89,8 +89,7 @@ def read_sums(fd: int, size: int, block: int) -> tuple[Sums, int]:
                 crc32c(part.data[i : min(i + block, count)]) for i in range(0, count, block)
             ]
             crc, at, done = crc32c(part.data, crc), at + count, done + count
-    # `crc` is the checksum of the bytes that were read. If no hole was skipped, these are all bytes before `at`, and
-    # the slower `combine` is not needed.
+    # `crc` covers only the bytes that were read. `combine` is slower, and is needed only if holes were skipped.
     crc = crc if done == at else combine(sums[: -(-at // block)], at, block)
     return sums, with_zeros(crc, size - at)
 
@@ -119,8 +118,7 @@ def _of_zeros(size: int, block: int) -> Sums:
 def combine(sums: Sums, size: int, block: int) -> int:
     """Return the checksum of a file of ``size`` bytes from the checksums of its blocks.
 
-    The checksum of the bytes A followed by the bytes B is the XOR of two numbers: the checksum of B, and the product
-    (see `_multiply`) of ``_zeros(len(B))`` and the checksum of A.
+    For bytes A and B, ``crc(A + B) == _multiply(_zeros(len(B)), crc(A)) ^ crc(B)``.
     """
     if len(sums) < 2:
         return int(sums.sum())

@@ -81,10 +81,10 @@ class ValueRows:
         self._lost_values = np.append(0, np.cumsum(np.array(info.lost.values, np.int64)[order]))
 
     def find(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, row: Ints, stop: Ints) -> Ints:
-        """Return the index of each row's values in an array of an episode field, counted from the line's first values.
+        """Return, for each row, the index of its values among all values of its line.
 
-        Row ``row[i]`` of line ``line[i]`` must have values. If the line's flags have not been read up to row
-        ``row[i]``, the function ``flags`` reads them up to row ``stop[i]``.
+        Row ``row[i]`` of line ``line[i]`` must have values. Flags that are not known yet are read by ``flags``, up to
+        row ``stop[i]``.
         """
         rows, valued = self._known
         if (row >= rows[line]).any():
@@ -99,7 +99,7 @@ class ValueRows:
     def _extend(self, flags: Flags, lock: AbstractContextManager[Any], line: Ints, stop: Ints) -> tuple[Ints, Ints]:
         """Read the flags of line ``line[i]`` up to row ``stop[i]``, or all flags of a pack.
 
-        Return the number of read rows of each line, and `_key` of each read row that has values, in ascending order.
+        Return (number of rows read in each line, sorted keys of the rows with values); `_key` makes a key.
         """
         with lock:
             known, valued = self._known
@@ -118,7 +118,7 @@ _LINE = 1 << POSITION_BITS  # more rows than a lane can have
 
 GONE = "the segment of these steps was evicted or set aside; draw again"
 
-# If a pack was merged into a later pack, its readers copy from the later pack, about this many bytes at a time.
+# The rows of a merged pack are copied from the later pack in parts of about this many bytes.
 PART_BYTES = 16 << 20
 
 LACKING = -1
@@ -149,9 +149,9 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the number of rows in a chunk of an array, or `LACKING`, and 1.
+        """Return log2 of the number of rows in a chunk of an array, or `LACKING`; the second number is 1.
 
-        The 1 is a lower bound of the array's number of chunks; see `Pack.division`.
+        The 1 is a lower bound of the array's number of chunks.
         """
         return self.info.chunk_rows.get(leaf, 0).bit_length() - 1, 1
 
@@ -221,7 +221,7 @@ class Folder:
         except MemoryError:
             raise MemoryError(f"no memory for {leaf} of {self.info.path}") from None
         rows, at = copied.reshape(total, row_bytes), 0
-        if leaf in info.chunk_rows:  # else the pack has no array of priorities
+        if leaf in info.chunk_rows:  # a pack may lack the array of priorities
             read = _row_reader(info, leaf)
             for first, count in ranges:
                 parts = np.array(before.split(first, count), np.int64).reshape(-1, 2)
@@ -264,7 +264,7 @@ class Pack(Folder):
     def division(self, leaf: str) -> tuple[int, int]:
         """Return log2 of the number of rows in a part of an array, or `LACKING`, and the array's number of parts.
 
-        The parts of a compressed array are its inner chunks. The parts of any other array have about `PART_BYTES`
+        The parts of a compressed array are its inner chunks. The parts of an uncompressed array have about `PART_BYTES`
         bytes.
         """
         rows, compressed = self.info.chunk_rows.get(leaf), self.info.compressed.get(leaf)
@@ -281,7 +281,7 @@ class Pack(Folder):
     def read_flags(self, members: Ints) -> tuple[Ints, LaneFlags]:
         """Return the number of rows of each lane of the segments ``numbers[members]``, and the flags of these rows.
 
-        Errors as for `read_sealed`, which reads a pack as a segment of one lane.
+        Errors as for `read_sealed`.
         """
         tables = self._tables
         (rows,), (flags, *_) = read_sealed(self.info)
@@ -299,9 +299,9 @@ class Pack(Folder):
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
         """Return an open compressed array and the numbers of the inner chunks to read, or the rows of these chunks.
 
-        ``inner`` has the numbers of inner chunks (see `shards`) of this pack. If this pack was merged into a later
-        pack, the later pack's array is returned, with the numbers that these inner chunks have there. If the later pack
-        has inner chunks of another size, the decompressed rows are returned.
+        ``inner`` has the numbers of inner chunks (see `shards`) of this pack. After this pack was merged into a later
+        pack, the array and the numbers are those of the later pack. If the later pack has inner chunks of another size,
+        the decompressed rows are returned.
         """
         rows = self.info.compressed[leaf].rows
 
@@ -343,7 +343,7 @@ def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[
             leave_out(at + start, error)
             continue
         numbers = pack.numbers.tolist()
-        if taken.isdisjoint(numbers):  # else this pack was merged into another pack
+        if taken.isdisjoint(numbers):  # False for a pack that was merged into another pack
             found.append(pack)
             taken.update(numbers)
     for number in taken:

@@ -151,7 +151,7 @@ def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, sto
 def proven_rows(info: SegmentInfo) -> Ints:
     """Return, for each lane, the number of rows that marks prove, ``(lanes,)``.
 
-    Marks are compared with the bytes of the rows in order, up to the first mark that does not match.
+    The marks are checked against the bytes of the rows, one mark after another, up to the first mismatch.
     """
     proven = Extent.begin(len(info.lanes))
     for mark in read_marks(str(info.path), len(info.lanes)):
@@ -181,7 +181,7 @@ def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """
     if not shows_live_rows(info):
         rows = proven_rows(info) if info.shown is None else np.array(info.shown, np.int64)
-        os.stat(info.path)  # raises here if the segment was evicted, and not later when rows are read
+        os.stat(info.path)  # for an evicted segment, this raises now, and not when rows are read
         return rows, rows
     observed, committed = (
         map_lane_counter(f"{info.path}/{name}", len(info.lanes)) for name in (layout.OBSERVED, layout.COMMITTED)
@@ -209,7 +209,7 @@ class MarkLog:
         marks = read_marks(str(info.path), len(info.lanes))
         self._count = len(marks)
         self.rows: Ints = marks[-1].rows if marks else np.zeros(len(info.lanes), np.int64)
-        self._marked: Extent | None = None  # the extent of `rows`; None: not computed yet
+        self._marked: Extent | None = None  # the `Extent` with these `rows`; None: not computed yet
         self._seed = marks[-1].own if marks else 0
         self._mapped: dict[str, tuple[int, Mapping]] = {}  # by array: the chunk that was mapped last
 
@@ -292,8 +292,8 @@ class DurableRows:
     def mark(self, rows: Ints) -> None:
         """Make the first ``rows[lane]`` rows of each lane durable, and append a mark of these rows.
 
-        Raises StorageFull if the disk has no room for the mark; the rows are durable, and the call may be repeated.
-        After the system's OSError, it is unknown which rows are durable.
+        Raises StorageFull if the disk has no room for the mark; the rows are durable, and the call may be repeated. If
+        the system raises an OSError, it is unknown which rows are durable.
         """
         if not self._is_new and (rows == self._log.rows).all():
             return

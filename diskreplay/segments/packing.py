@@ -30,7 +30,7 @@ from diskreplay.segments.shards import Shard, ShardWriter, codec, inner_rows, is
 
 _AT_ONCE = 4 << 20
 _MOST_ROWS = 1 << 24
-# The approximate number of arrays and groups of a pack that belong to no field.
+# The approximate number of a pack's groups and arrays that store no field of the schema.
 _FILES = 8
 
 EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
@@ -38,7 +38,7 @@ EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def chunk_rows(rows: int) -> int:
-    """Return the number of rows in an array's only chunk, in a pack with ``rows`` rows; not for episode fields."""
+    """Return the size, in rows, of a chunk that has room for all ``rows`` rows of a pack."""
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
@@ -79,7 +79,7 @@ def build_pack(
 ) -> SegmentInfo:
     """Build a pack from sealed segments and packs, and return its attributes.
 
-    ``building`` is the folder of the new pack, in which there is only a lock file, whose lock the caller holds. The new
+    ``building`` is the folder of the new pack. The caller has made only a lock file in it, and holds the lock. The new
     pack is complete and durable, and has no number yet. The files of the sources are not changed. For episodes in
     ``evicted``, only flags and times are copied. ``level`` is the level of zstd, or None for a pack without
     compression. ``pace`` is called after each small part of the work, and may sleep, or raise an error to stop the
@@ -421,7 +421,8 @@ class _Output:
         self._parts.append(data)
         self._size += len(data)
         if self._size >= _AT_ONCE:
-            # Write up to a multiple of `_AT_ONCE`: large aligned writes make large pages in the page cache.
+            # Each write ends at a multiple of `_AT_ONCE`, because large aligned writes make large pages in the page
+            # cache.
             self._flush((self._start + self._size) // _AT_ONCE * _AT_ONCE)
 
     def flush(self) -> None:

@@ -36,8 +36,8 @@ class PackTables:
     """Two tables: the segments in a pack, and where the rows of each of their lanes begin.
 
     ``members`` has one line per segment, sorted by segment number, with the columns `layout.MEMBER_COLUMNS`. ``runs``
-    has one line per lane, in the same order of segments, with the columns `layout.RUN_COLUMNS`. The column
-    ``first_row`` counts rows of the pack, and ``first_value`` counts rows of its arrays of episode fields.
+    has one line per lane of these segments, in the order of ``members``, with the columns `layout.RUN_COLUMNS`. The
+    column ``first_row`` counts rows of the pack, and ``first_value`` counts rows of its arrays of episode fields.
     """
 
     members: Ints
@@ -68,9 +68,9 @@ class PackTables:
         return self.runs[:, 1]
 
     def of(self, leaf: str) -> "PackTables":
-        """Return tables whose `first_rows` and `rows` count the rows of this array.
+        """Return tables in which `first_rows` and `rows` count rows of the array ``leaf``.
 
-        An array of an episode field has one row per value. For any other array, this object is returned.
+        An array of an episode field has one row per value.
         """
         return self._of_values if layout.is_of_episodes(leaf) else self
 
@@ -117,7 +117,7 @@ class PackTables:
         return run >= 0 and row < int(self.first_rows[run] + self.rows[run])
 
     def member_tables(self, number: int, line: int) -> "PackTables":
-        """Return tables for segment ``number`` alone, in which lane i of the segment begins at row ``i * line``."""
+        """Return tables of segment ``number`` alone; lane i of the segment begins at row ``i * line``."""
         member = int(self.places(np.array([number]))[0])
         runs = self.runs[self.runs_of(member)].copy()
         runs[:, 0] = line * np.arange(len(runs))
@@ -181,7 +181,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
 
 
 def table_from_copy(info: SegmentInfo, path: str) -> bytes:
-    """Return the content of the table ``path`` from the copy of both tables; empty if the copy is damaged or gone."""
+    """Return the bytes of the table ``path``, read from the copy of both tables; empty if damaged or gone."""
     with suppress(OSError, FormatError):
         data = read_regular(f"{info.path}/{layout.TABLES_COPY}", None, 2 * _MOST_BYTES)
         members, runs = (8 * math.prod(_shape(info, table)) for table in layout.PACK_TABLES)
@@ -221,9 +221,9 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 
 
 def _are_values(tables: PackTables, count: int) -> bool:
-    """Return whether ``first_value`` and ``values`` of ``runs`` are possible; ``count`` is the total number of values.
+    """Return whether the columns ``first_value`` and ``values`` of ``runs`` agree with the total ``count`` of values.
 
-    The sum of values could overflow, so it is used only if no lane has more values than rows.
+    No lane may have more values than rows, because the sum of larger numbers could overflow.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)
@@ -267,8 +267,7 @@ def merged_numbers(root: Root, first: int) -> set[int]:
 def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTables]]:
     """Yield the packs with a higher number than ``number``, newest first.
 
-    If a pack was removed meanwhile, all packs are yielded again: the removed pack may have been merged into a pack that
-    did not exist when the folder was listed.
+    If a pack is removed meanwhile, all packs are yielded again, because a new pack may have its rows.
     """
     for _ in range(_ATTEMPTS):
         listed = [other for other in listed_numbers(root) if other > number]
@@ -278,13 +277,13 @@ def _packs_after(root: Root, number: int) -> Iterator[tuple[SegmentInfo, PackTab
 
 
 def current_numbers(root: Root) -> list[int]:
-    """Return the sorted numbers of a store's segments and packs, except those with all rows in a newer pack."""
+    """Return the sorted numbers of a store's segments and packs, without those that were merged into a newer pack."""
     superseded = merged_into({info.number: tables.numbers.tolist() for info, tables in all_packs(root)})
     return sorted({*listed_numbers(root)} - superseded)
 
 
 def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
-    """Return the numbers of all segments in ``packs``, and of packs that were merged into a later pack in ``packs``.
+    """Return the numbers of the segments and packs that were merged into one of ``packs``.
 
     ``packs`` maps the number of a pack to the numbers of its segments.
     """
@@ -298,9 +297,10 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 
 
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
-    """Return the episodes, (first id, number of steps) each, whose rows are in the store and not lost to damage.
+    """Return those of ``episodes`` whose rows are in the store and not lost to damage.
 
-    ``has_lost``: segments may have rows lost to damage, so their attributes are read.
+    An episode is (first id, number of steps). ``has_lost``: segments may have rows lost to damage, so their attributes
+    are read.
     """
     numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
     where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
@@ -356,7 +356,7 @@ class KnownPacks:
         return min((min(pack.members) for pack in list(self._packs.values())), default=layout.MAX_SEGMENTS)
 
     def find_merged(self, end: int) -> list[tuple[int, int]]:
-        """Return (number, number of the pack) for each segment or pack that was merged into a known pack.
+        """Return (its number, number of the known pack) for each segment or pack that was merged into a known pack.
 
         Packs with numbers from ``end`` on are ignored. Segments are left out if their folders are gone. Known packs
         that are gone or were replaced are forgotten.

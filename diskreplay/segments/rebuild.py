@@ -45,8 +45,8 @@ class Proof(NamedTuple):
     """The rows that checksums of blocks prove in a copied segment.
 
     ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has, for
-    each lane, the number of rows that marks prove. These rows are intact, but an episode that extends beyond them may
-    be lost.
+    each lane, the number of rows that marks prove. These rows are intact, but their last episode may be lost because of
+    later rows.
     """
 
     sealed: SegmentInfo
@@ -95,7 +95,7 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
     """Return a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
 
     If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the number of shown rows of each
-    lane, and `SegmentInfo.lost` has the damaged episodes among these rows. Errors as for `read_segment`.
+    lane. `SegmentInfo.lost` then has the damaged episodes among the shown rows. Errors as for `read_segment`.
     """
     info = read_segment(root, number)
     if info.sealed or info.boot:
@@ -136,12 +136,11 @@ def _state(path: str) -> tuple[int, ...]:
 
 
 def _show(proof: Proof) -> _Shown | None:
-    """Return the rows that readers show of a copy, or None if marks prove at least as many steps.
+    """Return the rows of a copied segment that readers show; None if marks alone prove as many steps.
 
     Damaged episodes are returned as lost, so that readers hide them. Readers also read the flags and times of hidden
-    rows. So the shown rows of a lane end before the first damaged episode with damaged flags or times, or with missing
-    files. The shown rows also end before a damaged last episode of the lane, because such an episode may look open to
-    readers.
+    rows. So a lane's shown rows end before the first episode with damaged flags, damaged times or missing files. A
+    damaged last episode of a lane is not shown either, because readers could take it for an open episode.
     """
     sealed, damage, lanes = proof.sealed, proof.damage, len(proof.rows)
     unreadable, most, rows = _unreadable(sealed, damage), rows_with_files(sealed), proof.rows.copy()
@@ -156,8 +155,8 @@ def _show(proof: Proof) -> _Shown | None:
             steps += sum(length for _, length in found)
         rows[lane] = min(rows[lane], most)
     ranges = sorted((position, length) for position, length in ranges if position // lanes < rows[position % lanes])
-    # `Lost` counts no values of a newly damaged episode, because the episode's flags are intact and say which rows have
-    # values.
+    # `Lost.values` counts only values whose rows lack the flag `EPISODE_VALUES`. The flags of a newly damaged episode
+    # are intact, so the count is 0.
     values = {(position, rows): count for position, rows, count in sealed.lost.entries}
     steps = min(steps, sum(length for _, length in ranges))
     lost = Lost(tuple(ranges), steps, tuple(values.get(entry, 0) for entry in ranges))
@@ -203,7 +202,7 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
 _MOST_BYTES = 64 << 20  # the maximum size of a zarr.json or a counter
-# The errors of a system that cannot copy inside the kernel.
+# Errors that say that the kernel cannot copy between two files.
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 
 
@@ -211,8 +210,8 @@ def build_copy(info: SegmentInfo, damage: Damage) -> str:
     """Build a copy of a sealed segment without the damaged parts; return the copy's folder, relative to the store.
 
     The caller holds the store lock. The files of the damaged segment are not changed. Raises StorageFull if the disk
-    has no room. Raises FormatError if a small file does not match its checksum, or if an intact block changed
-    meanwhile. After an error, the folder of the copy is removed.
+    has no room. Raises FormatError if a file other than a chunk file does not match its checksum, or if an intact block
+    changed meanwhile. After an error, the folder of the copy is removed.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -281,8 +280,8 @@ class _Build:
     def _build_compressed(self, chunk: Chunk) -> None:
         """Build the file of a compressed array.
 
-        Inner chunks without lost rows are copied unchanged, and damaged inner chunks are left out. Other inner chunks
-        are compressed again, with zeros in their lost rows.
+        Inner chunks without lost rows are copied unchanged, and damaged inner chunks are left out. Intact inner chunks
+        with lost rows are compressed again, with zeros in these rows.
         """
         leaf, row_bytes = chunk.array.path, chunk.array.row_bytes
         how, inner, lost = self._info.compressed[leaf], InnerChunks(self._info, leaf), self._damage.more.get(0, [])
@@ -396,7 +395,7 @@ def rebuild_copy(info: SegmentInfo) -> bool:
     """Rebuild a copy of a sealed segment from its intact blocks; return False if `prove_by_blocks` returns None.
 
     The damaged copy goes to quarantine unchanged. The caller holds the lock of the store and the lock of the segment.
-    Raises FormatError or OSError if small files do not match their checksums, StorageFull if the disk has no room.
+    Raises FormatError or OSError if files other than chunk files are damaged, StorageFull if the disk has no room.
     After an error, nothing is changed.
     """
     if (proof := prove_by_blocks(info)) is None:
@@ -441,7 +440,7 @@ def _replace(
 
 
 def _is_merged(root: Root, number: int) -> bool:
-    """Return whether a pack with another number has rows of the rebuilt segment ``number``.
+    """Return whether rows of the rebuilt segment ``number`` were merged into a pack other than this segment.
 
     Retention would delete such a segment as soon as it has replaced the damaged segment.
     """
@@ -457,13 +456,13 @@ def _gave_way(root: Root, number: int) -> bool:
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Quarantine a rebuilt segment that cannot be put in place, because only retention may delete segments."""
+    """Quarantine a rebuilt segment that cannot replace the damaged segment."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 
 def _notify(root: Root, number: int) -> None:
     root.counters(writable=True).count(layout.CHANGES)
-    with suppress(OSError):  # the folder stays if files are left in it; a later call then notifies readers again
+    with suppress(OSError):  # a folder with files stays, and a later call notifies readers again
         _side_folder(root, _REPLACED, number).rmdir()
 
 

@@ -1,4 +1,4 @@
-"""Sealing makes a segment immutable. After a crash, it can be repeated from the start.
+"""Sealing makes a segment immutable, and can be repeated from the start after a crash.
 
 The order is: remove or zero everything after the rows that are kept; write the exact shapes of the arrays; take
 checksums; sync everything; write the attribute `sealed`. Each sync covers the whole file system, because syncing the
@@ -102,8 +102,7 @@ class GroupWriter:
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
         """Record the checksums of a chunk file that will not change anymore, and remove the permission to write it.
 
-        ``block`` is the size of a block in bytes; None: `block_bytes` gives the size. In a copy of the segment, a file
-        with this permission may have been copied before the sealing.
+        ``block`` is the size of a block in bytes; None: `block_bytes` gives the size.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)
@@ -141,7 +140,7 @@ class _Finished:
     is_live: bool  # whether the segment's counters in memory are trusted, see `shows_live_rows`
     group: GroupWriter
     times: tuple[int, int] | None = None
-    # By the number of a chunk of flags: the number of steps in this chunk, in rows of `data` and in unproven rows.
+    # Two counts of steps by number of a chunk of flags: steps in rows of `data`, and steps in unproven rows.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
 
@@ -227,7 +226,7 @@ def _finish_files(
                 write_atomic(info.path / name, document)
             group.note(name, document)
     segment.times = time_bounds(str(info.path), info.chunk_rows[layout.TIME], rows, info.lost)
-    shutil.rmtree(_table_draft(info), ignore_errors=True)  # left by a process that died here
+    shutil.rmtree(_table_draft(info), ignore_errors=True)  # left by a process that died while sealing
     segment.info = group.write_derived(info, rows, _table_draft(info))
     return segment
 
@@ -252,7 +251,7 @@ def _place_table(segment: _Finished) -> None:
 
 
 def _write_sealed_draft(segment: _Finished) -> None:
-    """Write the counters of observed and durable rows, and the sealed zarr.json twice: as a draft and as its copy."""
+    """Write the counters of observed and durable rows, a draft of the sealed zarr.json, and a copy of it."""
     info = segment.info
     for name in (layout.OBSERVED, layout.DURABLE):
         write_lane_counter(f"{info.path}/{name}", segment.rows)

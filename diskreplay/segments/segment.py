@@ -166,7 +166,7 @@ class SegmentInfo:
     def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
         """Return whether `inode` is still the inode of the file with the counter of committed rows.
 
-        A copy of the segment has another inode, but a snapshot of the volume may have the same.
+        A copy of the file has another inode, but in a snapshot of the volume, the file may have the same inode.
         """
         try:
             return self.inode == counter_inode(str(self.path), lookup)
@@ -283,7 +283,7 @@ class SegmentInfo:
             write_atomic(path, document, synced=True)
 
     def documents(self) -> Iterator[tuple[str, bytes]]:
-        """Yield (path, zarr.json) of each folder below the segment, parents first; arrays have the shape of a chunk."""
+        """Yield (path, zarr.json) of each folder below the segment, parents first; each array has a chunk's shape."""
         return self.blueprint.documents(len(self.lanes), self.chunk_rows, None)
 
     def own_document(self) -> bytes:
@@ -420,8 +420,8 @@ _PACK = (
 class Size(NamedTuple):
     """The size of a segment to be made.
 
-    ``chunk_rows`` is the maximum number of rows of a lane in a chunk. ``rows`` is the number of rows that each lane
-    will have, as one episode, or None if this is unknown.
+    ``chunk_rows`` is the maximum number of rows of a lane in a chunk. ``rows`` is None, or the number of rows of each
+    lane in a segment with one episode per lane.
     """
 
     chunk_rows: int
@@ -486,7 +486,7 @@ def lock_draft(building: str) -> Lock:
     committed = f"{building}/{layout.COMMITTED}"
     os.mkdir(committed)
     lock = try_lock(f"{committed}/{layout.LOCK}")
-    if lock is None:  # another process took the lock, as it does if a draft's writer has died
+    if lock is None:  # another process has taken this draft for that of a dead writer
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), building)
     return lock
 
@@ -542,10 +542,9 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
 
 
 def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
-    """Return the attributes in zarr.json, if the segment is sealed there but `read_segment` returned it as unsealed.
+    """Return the sealed attributes of a segment that `read_segment` returned as unsealed; None for any other segment.
 
-    `read_segment` returns some copies as unsealed. For all other segments, None is returned. Errors as for
-    `read_segment`.
+    `read_segment` returns some copies as unsealed. Errors as for `read_segment`.
     """
     with LookupBelow(str(info.path)) as lookup:
         found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)
@@ -596,8 +595,8 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     if is_whole_copy(info.arrays, str(info.path), info.checksums):
         if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
             return info
-        # Another process is sealing this copy again. It replaced the zarr.json by an unsealed one, and then made the
-        # chunks read-only.
+        # Another process has begun to seal this copy again: the zarr.json is unsealed now, and the chunks are
+        # read-only.
         return _read_segment(info.root, info.number, info.path, lookup)
     return dataclasses.replace(
         info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""

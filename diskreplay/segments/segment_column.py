@@ -31,8 +31,8 @@ _LONE_LANE: Ints = np.zeros(1, np.int64)
 class Pages(NamedTuple):
     """How the disk space that is reserved for a lane grows in a segment's first chunk.
 
-    A lane starts with ``first`` pages. The number of pages grows by the factor 4 up to ``few`` pages, and by the factor
-    2 after that. Pages are brought into memory at least ``step`` pages at a time.
+    A lane starts with ``first`` pages. Its number of pages is multiplied by 4 up to ``few`` pages, and by 2 beyond
+    ``few`` pages. Pages are brought into memory at least ``step`` pages at a time.
     """
 
     first: int
@@ -40,16 +40,17 @@ class Pages(NamedTuple):
     step: int
 
 
-# `_LONE` is for the only lane of a segment, `_LANE` for each of several lanes. With several lanes, each lane needs its
-# own system calls, so it begins with more pages.
+# `_LONE` is for a segment with one lane, and `_LANE` is for a segment with several lanes. Each of several lanes needs
+# its own system calls, so a lane begins with more pages to save calls.
 _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 
 
 class Column:
     """Reserves disk blocks for rows of one array of a segment, and writes the rows.
 
-    An *item* is a row as an element of a 1-d NumPy array: a number if the field is a scalar, but bytes (a void dtype)
-    if the field has a shape or is an observation. NumPy assigns items much faster than arrays of rows.
+    An *item* is one row as an element of a 1-d NumPy array. The item is a number if the field is a scalar. The item is
+    bytes (a void dtype) if the field has a shape or is an observation. NumPy assigns items much faster than arrays of
+    rows.
 
     ``by_position``: rows are written with pwrite, and not through mapped memory. ``keeps``: the file system keeps
     blocks that were reserved for a file; if False, no blocks are reserved.
@@ -138,12 +139,12 @@ class Column:
         return left
 
     def _margins(self, ends: Any) -> Any:
-        """Return, for each lane, the number of unused reserved rows at which `wanting` returns the lane.
+        """Return, for each lane, the number of unused reserved rows up to which `wanting` returns the lane.
 
         ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of ``ends``, so that a small
-        store reserves little. The result is a quarter of ``ends`` if row ``ends`` begins a new chunk, because creating
-        a file waits for the file system's journal. With many lanes, this quarter is raised to a whole chunk of rows,
-        because creating pages for all lanes must begin early.
+        store reserves little. If the next row begins a new chunk, the result is a quarter of ``ends``, because creating
+        a file is slow. With many lanes, the result is then at least a whole chunk of rows, because creating pages for
+        all lanes is slow.
         """
         is_new, least = ends & self.mask == 0, self._least_ahead
         return np.clip(ends >> np.where(is_new, 2, 4), np.where(is_new, least, 2), self._most_ahead)
@@ -152,10 +153,10 @@ class Column:
         """Return ``lane`` and the other lanes that soon need more rows; the caller reserves rows for all in one call.
 
         ``now`` has the number of reserved rows of each lane, and ``rows`` the number of rows in use. Only lanes whose
-        reserved rows end in the same chunk, before row ``upto``, are returned. A lane soon needs more if its number of
-        unused reserved rows is at most ``behind``, or at most an eighth of the number of rows that ``lane`` gets. If
-        the segment has many lanes, and at least 1 / `_CROWD` of them soon need more, all lanes in the chunk are
-        returned: their rows are one range, which one system call reserves.
+        reserved rows end in the same chunk, before row ``upto``, are returned. A lane soon needs more if it has at most
+        ``behind`` unused reserved rows, or at most an eighth of the rows that ``lane`` gets. In a segment with many
+        lanes, all lanes of the chunk are returned if at least 1 / `_CROWD` of them soon need more. One system call then
+        reserves the rows of all lanes.
         """
         if len(rows) == 1:
             return _LONE_LANE
@@ -171,7 +172,7 @@ class Column:
         """Reserve disk blocks for a lane, and for the other lanes that `_near` returns.
 
         In a segment's first chunk, the space of a lane grows by factors (see `Pages`), so that a short segment takes
-        little disk space. In later chunks, all rows of a lane in the chunk are reserved at once.
+        little disk space. In any later chunk, all rows of a lane are reserved at once.
         """
         begin, end = int(self._allocated[lane]), (chunk + 1) << self.shift
         growing = chunk == 0 and self._keeps
@@ -201,9 +202,8 @@ class Column:
 
         Return, for each of these lanes, the row at which its last page ends.
 
-        After a sequential read of the file, the page cache may hold many pages as one large folio. A write to the folio
-        needs the disk blocks of all its pages. On a full disk, this call raises an error, but a write would end the
-        process by SIGBUS.
+        The page cache may join many pages. A write to one of the joined pages needs the disk blocks of all these pages.
+        On a full disk, this call raises an error, but a write would end the process by SIGBUS.
         """
         firsts, lasts = self._pages(chunk, lanes, self.reserved[lanes], ends)
         for first, last in join_ranges(firsts, lasts):
@@ -285,8 +285,7 @@ class Column:
 
     def _write_items(self, chunk: int, at: Ints, items: NDArray[Any]) -> None:
         data, size = items.view(np.uint8).data, self.row_bytes
-        # Rows that are adjacent in the file, such as the rows of all lanes if a chunk has one row per lane, are written
-        # together.
+        # Rows that are adjacent in the file are written together.
         edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         for start, stop in pairwise(edges):
             self.write_at(chunk, int(at[start]), data[start * size : stop * size])
@@ -314,7 +313,7 @@ class Column:
     def target(self, lane: int, row: int) -> tuple[Any, int]:
         """Return (target, count): assigning ``target[i]`` writes row ``row + i`` of a lane, for i below ``count``.
 
-        The rows from ``row`` to the end of the chunk can be written in this way.
+        ``count`` is the number of rows from ``row`` to the end of the chunk.
         """
         at, stop = lane * self.rows + (row & self.mask), (lane + 1) * self.rows
         if self.by_position:

@@ -1,7 +1,7 @@
 """Reads from a segment's files its extent and its flags, and checks that all its chunks exist.
 
-An array of an episode field has one row, a value, for each row of a lane with the flag `EPISODE_VALUES`, in the same
-order. The values of rows that were lost to damage stay in these arrays, as zeros; see `Lost.values`.
+An array of an episode field has one value for each row of a lane with the flag `EPISODE_VALUES`, in the order of these
+rows. The values of rows that were lost to damage stay in these arrays, as zeros; see `Lost.values`.
 """
 
 import os
@@ -90,7 +90,7 @@ def _flags(
 ) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
     """Yield (row, lane, mask): ``mask[i]`` is whether row ``row + i`` of the lane has values of an episode.
 
-    The rows ``first[lane]`` to ``stop[lane]`` of each lane are covered, in parts.
+    All parts together have the rows ``first[lane]`` to ``stop[lane]`` of each lane.
     """
     grown, per_chunk = np.flatnonzero(first < stop), info.chunk_rows[layout.DONE]
     if not len(grown):
@@ -99,7 +99,7 @@ def _flags(
         begin, above = chunk * per_chunk, (chunk + 1) * per_chunk
         flags = (mapped or info.map_chunk)(layout.DONE, chunk).array(np.uint8, (len(first), per_chunk))
         for lane in grown.tolist():
-            # Only these rows of the chunk are read: in some file systems, reading a hole through a mapping fills it.
+            # No other rows are read, because in some file systems, reading a hole through a mapping fills the hole.
             for at in range(max(begin, int(first[lane])), min(above, int(stop[lane])), _AT_ONCE):
                 some = flags[lane, at - begin : min(at + _AT_ONCE, above, int(stop[lane])) - begin]
                 yield at, lane, (some & layout.EPISODE_VALUES) != 0
@@ -139,9 +139,9 @@ def read_lanes(
 ) -> LaneFlags:
     """Return the flags of the rows ``first[i]`` to ``stop[i]`` of each ``lane[i]``; all chunks must exist.
 
-    ``dense`` is a function that returns these flags, one lane after another. ``dense`` is not called if most flags of a
-    large segment are in holes of its files. In this case, the result leaves out the zeros in these holes, as ``gaps``
-    (see `LaneFlags`), to save memory.
+    ``dense`` is a function that returns these flags, one lane after another. For a large segment with most flags in
+    holes of its files, ``dense`` is not called. The result then leaves out the zeros of the holes to save memory: see
+    ``gaps`` of `LaneFlags`.
     """
     rows = stop - first
     wanted = int(rows.sum())
@@ -249,7 +249,7 @@ def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[n
         read_into(path, size, chunk, lookup)
     by_lane = flags.reshape(chunks, lanes, per_chunk).transpose(1, 0, 2).reshape(lanes, -1)
     if int(committed.min()) == most:
-        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # `reshape` alone may return a view of all chunks
+        return np.ascontiguousarray(by_lane[:, :most]).reshape(-1)  # without this copy, all chunks could stay in memory
     return by_lane[np.arange(by_lane.shape[1]) < committed[:, None]]
 
 

@@ -36,13 +36,12 @@ def _numbers(array: Counters) -> Any:
 class SegmentWriter:
     """Writes rows to one open segment.
 
-    `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. The values of an episode
-    have rows of their own, in the arrays of episode fields: `reserve_values` and `write_values` handle these rows, and
-    `publish` receives the lanes that have new values.
+    `reserve` reserves rows, `write` writes them, and `publish` makes them visible to readers. For arrays of episode
+    fields, `reserve_values` and `write_values` do the same. `publish` receives the lanes with new values.
 
     ``in_blocks``: each call writes many rows, with pwrite, because mapping chunks would take longer.
 
-    Concurrency: one thread of one process, which holds the segment's lock. This class never takes that lock itself.
+    Concurrency: one thread of one process, which holds the segment's lock.
     """
 
     def __init__(self, info: SegmentInfo, lock: Lock, *, in_blocks: bool = False) -> None:
@@ -59,7 +58,7 @@ class SegmentWriter:
         self._lane_rows = np.zeros(lanes, np.int64)
         # Setting an element of this memoryview is one aligned 8-byte write.
         self.rows = _numbers(self._lane_rows)
-        self.final_rows = np.full(lanes, -1)  # by lane: the newest row without a step, which ends an episode; -1: none
+        self.final_rows = np.full(lanes, -1)  # by lane: the newest row that has no step; -1: none
         self.total_rows = 0
         self._values = np.zeros(lanes, np.int64)  # by lane: the number of rows in arrays of episode fields
         self._reserved_values = np.zeros(lanes, np.int64)
@@ -68,9 +67,8 @@ class SegmentWriter:
         self._value_steps = 0 if isinstance(root.segment_steps, int) else root.value_bytes // root.step_bytes
         self._reserved = np.zeros(lanes, np.int64)  # by lane: each field has disk blocks for this many rows
         self._least_reserved = 0
-        # The next attributes serve writes to many lanes at once. No lane has more than `most_rows` rows.
-        # `_window` has, for each field, a mapped chunk with the next two rows of every lane. `_window` is valid until a
-        # lane has `_window_stop` rows.
+        # No lane has more than `most_rows` rows. `_window` has, for each field, a mapped chunk with the next two rows
+        # of every lane. `_window` is valid until a lane has `_window_stop` rows.
         self.every_lane = np.arange(lanes)
         self.most_rows = 0
         self._window_stop = 0
@@ -94,8 +92,8 @@ class SegmentWriter:
     def _open_counters(self) -> None:
         lanes = len(self.info.lanes)
         self.committed = open_lane_counter(f"{self.info.path}/{layout.COMMITTED}", lanes)
-        # `late`: on a full disk, a write to this counter is delayed and raises no error. Until this write succeeds, the
-        # newest step has no next observation.
+        # `late`: on a full disk, a write to this counter is delayed and raises no error. While the write is delayed,
+        # the newest step has no next observation.
         self.observed = open_lane_counter(f"{self.info.path}/{layout.OBSERVED}", lanes, late=True)
 
     def reserve(self, lane: int, row: int, stop: int = 0) -> None:
@@ -266,7 +264,7 @@ class SegmentWriter:
                 column.write_lanes(find_places(lanes, rows, column.shift), items)
 
     def _find_window(self) -> Window:
-        """Return the `Window` of the mapped fields that have the next two rows of all lanes in one chunk."""
+        """Return the `Window` for the next two rows of all lanes; a field is missing if no mapped chunk has them."""
         if self.most_rows + 1 < self._window_stop:
             return self._window
         low, high = int(self._lane_rows.min()), int(self._lane_rows.max())
@@ -274,8 +272,8 @@ class SegmentWriter:
         bases: dict[int, Ints] = {}
         for leaf, column in self.columns.items():
             chunk = low >> column.shift
-            # The window is valid until one of its chunks ends. If the window lacks a field, it is valid only for the
-            # next two rows.
+            # The result is valid until a lane reaches the end of one of the chunks. If a field is missing, the result
+            # is valid only for the next two rows.
             inside = (high + 1) >> column.shift == chunk and chunk in column.chunks
             column.close_before(low)
             self._window_stop = min(self._window_stop, (chunk + 1) << column.shift if inside else high + 2)
@@ -315,8 +313,7 @@ class SegmentWriter:
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
-            # The numbers are assigned by index, even for all lanes, because numpy then writes each number at once, as 8
-            # aligned bytes.
+            # An assignment by index writes each number as 8 aligned bytes, so no reader sees a part of a number.
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows
@@ -355,8 +352,8 @@ class SegmentWriter:
         """Make all published rows durable, and append a mark of these rows to the segment's log.
 
         Concurrency: any thread of the process, also while another thread appends. Raises StorageFull if the disk has no
-        room for the mark: all published rows are durable, and the call may be repeated. After the system's OSError, it
-        is unknown which rows are durable.
+        room for the mark: all published rows are durable, and the call may be repeated. If the system raises an
+        OSError, it is unknown which rows are durable.
         """
         with self._marking:
             rows = self.committed.copy()
@@ -369,7 +366,7 @@ class SegmentWriter:
         return bool((self.committed.copy() != self._marked).any())
 
     def _log(self) -> DurableRows:
-        """Return the object that makes marks. The caller must hold it until the mark is made: `close` may drop it."""
+        """Return the object that makes marks; the caller must keep it alive, because `close` may drop it."""
         if self._is_closed:
             return DurableRows(self.info, is_left=True)  # the caller drops this object, which closes its files
         durable = self._durable = self._durable or DurableRows(self.info, self._prefault)

@@ -35,7 +35,7 @@ class Compressed(NamedTuple):
 
     @classmethod
     def read(cls, value: Any) -> "Compressed":
-        """Return the compression that ``value``, from a zarr.json, describes.
+        """Return the compression that an entry ``value`` of a zarr.json describes.
 
         Raises KeyError, TypeError or ValueError if ``value`` is invalid.
         """
@@ -119,8 +119,8 @@ class ShardWriter:
 class Shard:
     """The mapped file of a compressed array. Any thread may use this object.
 
-    ``offsets`` and ``sizes`` are the positions and sizes of the inner chunks in bytes, without checksums. Both are 0
-    for an inner chunk of zeros.
+    ``offsets`` and ``sizes`` are the positions and sizes of the inner chunks in bytes, without checksums. An inner
+    chunk of zeros has offset 0 and size 0.
     """
 
     def __init__(self, path: str, chunk_rows: int, row_bytes: int, compressed: Compressed) -> None:

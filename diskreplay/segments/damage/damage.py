@@ -5,9 +5,8 @@ the episodes of these rows are lost. A compressed array has a checksum for each 
 instead of for each block. A step with a damaged initial priority is not lost: the priority becomes 0, which means "not
 given".
 
-Damaged flags hide where episodes begin. For each range of damaged flags, a range of rows is lost. Let a start be a row
-that is known to begin an episode. The lost range begins with the last start up to the first damaged flag, and ends
-before the next start.
+Damaged flags hide where episodes begin. A *start* is a row that is known to begin an episode. If any flag between two
+successive starts is damaged, all rows from the first start up to the second start are lost.
 """
 
 import os
@@ -74,8 +73,8 @@ def find_damage(
     episode that was evicted by hand. A position is ``row * lanes + lane``; in a pack, which has one lane, it is a row.
 
     ``marked`` is given only for a copied segment that may lack some rows. Marks prove the first ``marked[lane]`` rows
-    of each lane, so these rows are intact, even inside a bad block. Any later row is lost even if only its priority is
-    damaged, because a damaged priority can mean that the row was not copied.
+    of each lane, so these rows are intact, even inside a bad block. A later row with a damaged priority is lost,
+    because the row may not have been copied.
 
     Raises FormatError if a needed chunk has no checksum, or the tables of a pack are damaged.
     """
@@ -256,7 +255,7 @@ class _Search:
         return data[0] if data else 0
 
     def _starts(self, lane: int, count: int, unknown: list[Range]) -> NDArray[np.int64]:
-        """Return the rows that begin an episode, without rows in the ranges ``unknown``, whose flags are damaged."""
+        """Return the rows that begin an episode, except rows in the ranges ``unknown`` of damaged flags."""
         parts = [np.flatnonzero(flags & layout.FIRST) + row for row, flags in self._pieces(lane, count)]
         starts = np.concatenate([np.zeros(0, np.int64), *parts])
         for first, stop in unknown:
@@ -266,8 +265,8 @@ class _Search:
     def _discarded(self, lane: int, count: int, starts: NDArray[np.int64], unknown: list[Range]) -> Iterator[Range]:
         """Yield (first, stop) of each discarded episode in a lane: the row ``stop`` has the discard flag.
 
-        Episodes with rows in the ranges ``unknown``, whose flags are damaged, are left out. Readers hide a discarded
-        episode only because of its discard flag, so this flag must stay.
+        Episodes with rows in the ranges ``unknown`` of damaged flags are left out. Readers hide a discarded episode
+        only because of its discard flag, so this flag must stay.
         """
         for row, flags in self._pieces(lane, count):
             for stop in (np.flatnonzero(flags & layout.DISCARD == layout.DISCARD) + row).tolist():
@@ -303,8 +302,8 @@ class _Search:
             if first == 0:
                 continue
             before = self._flag(lane, first - 1)
-            # The previous episode is complete if its last row has no step, or if its last row has an end flag and
-            # values: no final observation follows a row with values.
+            # The previous episode is complete if its last row has no step, or has an end flag and values. No final
+            # observation follows a row with values.
             is_whole = bool(before & NO_STEP or (before & _ENDED and before & layout.EPISODE_VALUES))
             if is_whole or (self._likely(lane, first) or 0) & layout.FIRST:
                 yield first
@@ -386,7 +385,7 @@ class _Values:
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
         """Return a range of values for each range in ``lost``, and the ends of ranges in ``rewritten`` with values.
 
-        ``rewritten`` has the ranges of rows of evicted and discarded episodes whose flags are replaced. Values whose
+        ``rewritten`` has the ranges of rows with replaced flags: rows of evicted and discarded episodes. Values whose
         rows are unknown are counted in the first lost range with damaged flags, or in rewritten episodes if there is no
         such range. A rewritten episode keeps its flag `EPISODE_VALUES` if this flag is intact.
         """

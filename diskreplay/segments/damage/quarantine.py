@@ -56,8 +56,8 @@ class Quarantined:
     path : str
         The entry's original path, relative to the store.
     rebuilt : bool
-        Whether a new segment, rebuilt from the intact rows, has taken the place of this segment. In that case, the
-        store counts all steps of this segment as inserted with the new segment, and none with this entry.
+        Whether a new segment with the intact rows has replaced this segment. If True, the steps of this entry do not
+        count as inserted, because the new segment counts the same steps.
     """
 
     segment: int | None
@@ -82,8 +82,8 @@ def move_aside(
 ) -> str:
     """Move a file or folder of a store into quarantine; return its new path. The caller holds the store lock.
 
-    ``where`` is the path to move, relative to the store. ``steps`` is the number of steps in it that are nowhere else
-    in the store. If ``steps`` is None, the steps of a segment are counted from its files, and anything else has no
+    ``where`` is the path to move, relative to the store. ``steps`` is the number of steps at this path that are nowhere
+    else in the store. None: the steps of a segment are counted from its files; any other file or folder counts as 0
     steps. ``rebuilt`` tells whether a rebuilt segment takes the place of the moved segment.
     """
     if where == QUARANTINE:  # a link or a file has the name of the quarantine's folder
@@ -300,7 +300,7 @@ def forget(root: Path, entry: Quarantined) -> None:
 
 
 def include_number(counters: StoreCounters, number: int) -> None:
-    """Extend the range of live segment numbers so that it includes ``number``. The caller holds the store lock."""
+    """Extend the store's range of segment numbers to include ``number``. The caller holds the store lock."""
     words = counters.read()
     if number < words[layout.FIRST_LIVE]:
         counters.lower(layout.FIRST_LIVE, number)

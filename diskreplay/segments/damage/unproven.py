@@ -29,9 +29,10 @@ class Fate(Enum):
     """How the segment of a dead writer is treated; the values are names of actions in the report of a repair."""
 
     SEALED = "sealed"
-    SET_ASIDE = "quarantined"  # it has data, but lacks files, and no row of it is proven
-    COPIED = "copied"  # it lacks files, but some rows are proven: it is sealed, and an unchanged copy is quarantined
-    REMOVED = "removed"  # nothing was ever written to it
+    SET_ASIDE = "quarantined"  # the segment has data, but files are missing, and no row is proven
+    # files are missing, but some rows are proven: the segment is sealed, and an unchanged copy is quarantined
+    COPIED = "copied"
+    REMOVED = "removed"  # the segment has no data
 
 
 REASONS = {
@@ -83,8 +84,8 @@ def keep_proven_rows(info: SegmentInfo, salvaged: Ints | None) -> tuple[Ints, In
         sync_file(f"{folder}/{_CLAIMED}")
         sync_folder(folder)
     if read_as_sealed(info) is not None:
-        # Sealing makes the chunks read-only. From then on, readers would trust the copied zarr.json, which says that
-        # the segment is sealed.
+        # The copied zarr.json says that the segment is sealed. Readers would trust this file as soon as sealing makes
+        # the chunks read-only.
         write_unsealed(info)
     cut_marks(str(info.path), len(info.lanes), proven)
     for name in layout.LANE_COUNTERS:
@@ -141,8 +142,7 @@ def rows_with_files(info: SegmentInfo) -> int:
                 chunk += 1
         (values if array.is_of_episodes else rows).append(chunk * info.chunk_rows[leaf])
     least = min(rows)
-    # Flags tell which rows have values. If the files have room for a value in each of these rows, the flags need not be
-    # read.
+    # Flags are read only if the files of episode fields have room for fewer values than rows.
     return rows_with_values(info, least, min(values)) if min(values, default=least) < least else least
 
 

@@ -3,7 +3,7 @@
 A user may evict episodes to free a full disk, so the chunks for the next entries are written in advance.
 
 The folder of an evicted segment gets a name with the new count of evicted steps. If the process dies before it sets the
-store's counter of evicted steps, the next process that opens the store sets this counter from the name.
+counter of evicted steps, the next process that opens the store reads the count from the name.
 """
 
 import os
@@ -81,8 +81,8 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
     """Append an entry for each episode and publish the entries together. The caller holds the store lock.
 
     Each of ``episodes`` is (id of the first step, number of steps). Steps published before the time ``hidden_before``
-    are already hidden by the capacity. They stay hidden, although the capacity no longer counts the evicted steps. If
-    StorageFull is raised, no episode is hidden.
+    are already hidden by the capacity. These steps stay hidden, although the capacity no longer counts the evicted
+    steps. If StorageFull is raised, no episode is hidden.
     """
     start = int(counters.read()[layout.EVICTION_ENTRIES])
     stop = start + len(episodes)
@@ -101,7 +101,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
-    with suppress(ReplayError, OSError):  # the episodes are evicted; the next process that opens the store tries again
+    with suppress(ReplayError, OSError):  # the eviction is done, and a later process can reserve the room
         reserve(root, stop)
 
 

@@ -61,8 +61,8 @@ EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8
 # A segment with fewer rows than this has no table of episodes: reading its rows is as fast, and the table would be a
 # large part of the segment's bytes.
 LEAST_TABLE_ROWS = 1 << 14
-# A segment with more rows than this has no table of episodes either. The files of such a segment may be mostly holes,
-# and checking a table reads all rows, which would take unbounded time.
+# A segment with more rows than this has no table of episodes either. Checking a table reads all rows, and this would
+# take too long in huge files of holes.
 MOST_TABLE_ROWS = 1 << 25
 EPISODE_FOLDERS = EPISODES, *(f"{EPISODES}/{name}" for name in EPISODE_COLUMNS)
 AUTO: Final = "auto"
@@ -114,8 +114,8 @@ MAX_LANES = 1 << 20
 EVICTION_ROWS = 4096  # the number of entries in a chunk of evictions/
 LIMITER_SLOTS = 64
 # With more than CLOSE_LANES lanes, chunks have fewer rows (CLOSE_ROWS for all lanes together, but at least
-# LEAST_CLOSE_ROWS per lane), so that lanes share pages. In larger chunks, writing one step of all lanes would touch a
-# page per lane in every field.
+# LEAST_CLOSE_ROWS per lane), so that lanes share pages. In larger chunks, each lane would write to a page of its own in
+# every field.
 CLOSE_LANES, CLOSE_ROWS, LEAST_CLOSE_ROWS = 512, 1 << 17, 16
 # Rows of at least this size are written with pwrite, because the first write to a page through a mapping takes three
 # times as long.
@@ -124,8 +124,9 @@ WIDE_ROW_BYTES = 4096
 # An initial priority below this value, such as 0, is written as this value: in the array, 0 means "not given".
 LEAST_PRIORITY = sys.float_info.min
 
-# The maximum size of a block, which is a part of a chunk file with its own checksum. The number of rows in a block is a
-# power of two, so that a block has rows of one lane only, or all rows of several lanes.
+# The maximum size of a block: a block is a part of a chunk file, and has its own checksum. The number of rows in a
+# block is a power of two, like a lane's number of rows in a chunk. So a block has rows of one lane only, or all rows of
+# several lanes.
 BLOCK_BYTES = 64 << 10
 BLOCK_ROWS = 512
 

@@ -157,8 +157,7 @@ class StepCounter:
         """Count the new steps, and return the totals.
 
         ``look`` returns a `RowsOf`, a function that says how many rows of each lane to count. ``look`` is called again
-        if segments were made or deleted meanwhile: a snapshot from before a merge lacks the rows of the pack, and the
-        merged segments are gone.
+        if segments were made or deleted meanwhile, because the earlier `RowsOf` does not know a new pack.
         """
         for _ in range(_ATTEMPTS):
             raw = self._counters.raw()
@@ -204,7 +203,7 @@ class StepCounter:
 
     @property
     def aside(self) -> int:
-        """The number of steps in quarantine that no other part of the store counts, as `read` last counted them."""
+        """The number of quarantined steps that are nowhere else in the store, as of the last call of `read`."""
         return self._aside
 
     def segments(self) -> dict[int, SegmentCount]:
@@ -312,6 +311,6 @@ class _Growing:
 
     def _chunk(self, chunk: int) -> NDArray[np.uint8]:
         if chunk not in self._flags:
-            self._flags.clear()  # all lanes are near the same row, so other chunks are rarely needed
+            self._flags.clear()  # one chunk is enough: all lanes are near the same row
             self._flags[chunk] = self.info.map_numbers(layout.DONE, chunk)
         return self._flags[chunk]

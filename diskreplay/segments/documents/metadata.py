@@ -131,10 +131,10 @@ class RowArray:
 class Blueprint:
     """The zarr metadata of the groups and arrays that every segment of a store has, except for the shapes.
 
-    A blueprint is immutable, and is made once per store: a store may have a segment for each episode, and making a
-    blueprint for each segment would take too long. ``arrays`` maps paths to the arrays with one entry per row.
-    ``values`` has the paths of episode fields, and ``paths`` the paths of all folders below a segment, parents first.
-    Segments with initial priorities use the blueprint `with_priority`.
+    A blueprint is immutable. It is made once per store, because making a blueprint for each segment would take too
+    long. ``arrays`` maps paths to the arrays with one entry per row. ``values`` has the paths of episode fields, and
+    ``paths`` the paths of all folders below a segment, parents first. Segments with initial priorities use the
+    blueprint `with_priority`.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Blueprint:
 
     @computed_once
     def with_priority(self) -> "Blueprint":
-        """The same blueprint with an array of initial priorities.
+        """A copy of this blueprint with an array of initial priorities.
 
         The metadata of this array is made from that of the array ``time``, because ``segment_metadata`` in a root's
         zarr.json does not have it.
@@ -196,7 +196,7 @@ class Blueprint:
         """Yield (path, zarr.json) of every folder below a segment, parents first.
 
         An array's shape has ``rows`` rows, or ``values`` rows if the array belongs to an episode field, but at most the
-        rows of one chunk. If ``rows`` is None, every shape has the rows of one chunk.
+        rows of one chunk. If ``rows`` is None, the shape of each array is the shape of one chunk.
         """
         for path in self.paths:
             array = self.arrays.get(path)
@@ -239,7 +239,7 @@ def _filled(text: str, shape: tuple[int | str, ...], chunk_shape: tuple[int, ...
 
 
 def read_blueprint(templates: object, schema: Schema) -> Blueprint:
-    """Return the blueprint of a store's segments from its root's ``segment_metadata``.
+    """Return the blueprint of a store's segments; ``templates`` is the root's attribute ``segment_metadata``.
 
     Raises FormatError if the metadata of an array of the schema is missing, or cannot be written as JSON again.
     """
@@ -368,9 +368,9 @@ class Attribute(NamedTuple):
 
     A *table* is a tuple of `Attribute` objects, and defines attributes of a file. ``check`` is the type of valid
     values, or a function that returns whether a value from JSON is valid. ``field`` is the attribute's name in memory;
-    empty: it is ``name``, as in the file. ``make`` converts a value from JSON to the value in memory, and ``write`` is
-    its inverse; None: both values are equal. With ``may_lack``, an attribute whose value is the default is not written.
-    With ``may_be_null``, the value may also be null in the file, which is None in memory.
+    empty: it is ``name``, as in the file. ``make`` converts a value from JSON to the value in memory, and ``write``
+    converts it back; None: nothing is converted. With ``may_lack``, an attribute whose value is the default is not
+    written. With ``may_be_null``, the value may also be null in the file, which is None in memory.
     """
 
     name: str

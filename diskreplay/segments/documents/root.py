@@ -132,8 +132,7 @@ class Root:
     def follow_limits(self) -> None:
         """Read the limits from the disk again, because another process may have changed them.
 
-        If the root's zarr.json was damaged since, the limits stay as they are. The next process that opens the store
-        raises an error.
+        If the root's zarr.json is damaged now, the limits do not change.
         """
         path = self.folder / layout.METADATA
         if metadata.identify(path) == self.document:  # the file from which this root was read
@@ -152,8 +151,8 @@ class Root:
         data = metadata.seal_document(metadata.read_object(path), attributes)
         write_atomic(path, data, synced=True)
         sync_folder(self.folder)
-        # A process that dies here leaves an outdated copy of the root's zarr.json. Verify reports such a copy, and
-        # repair renews it.
+        # A process that dies before the next line leaves an outdated copy of the root's zarr.json. Verify reports such
+        # a copy, and repair renews it.
         write_atomic(self.folder / layout.ROOT_COPY, data, synced=True)
         self.follow_limits()
 
@@ -212,7 +211,7 @@ class Root:
     def explain(self, error: BaseException) -> None:
         """Put users' paths in place of paths through descriptors in an error; raise StoreNotFound if the store is gone.
 
-        StoreNotFound is raised only in place of an OSError or an error of this package.
+        Whether the store is gone is checked only after an OSError or an error of this package.
         """
         show_paths(error)
         if isinstance(error, OSError | ReplayError) and not isinstance(error, StoreNotFound):

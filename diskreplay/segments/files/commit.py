@@ -57,10 +57,9 @@ class CountersByPosition:
         self.store(key, value, late=self._late)
 
     def store(self, key: Any, value: Any, *, late: bool) -> None:
-        """Set the counters at ``key`` to ``value``, and write them together with owed counters.
+        """Set the counters at ``key`` to ``value``; also write the counters that an earlier call could not write.
 
-        Raises StorageFull if ``late`` is False and the disk is so full that not one counter was written; no counter is
-        changed.
+        Raises StorageFull if ``late`` is False and the disk has no room for any counter; no counter is changed.
         """
         wanted = self._shown.copy() if self._owed is None else self._owed.copy()
         wanted[key] = value
@@ -82,7 +81,7 @@ class CountersByPosition:
             self._owed = None
 
     def store_owed(self, *, late: bool) -> None:
-        """Write owed counters, if there are any; errors as for `store`. A forked child process never writes them."""
+        """Write the counters that `store` could not write; errors as for `store`. A forked child writes nothing."""
         if self._owed is not None and os.getpid() == self._pid:
             self.store([], [], late=late)
 
@@ -132,9 +131,9 @@ class StoreCounters:
             # The word of the boot may differ from its complement: a wrong boot only leaves some segment numbers unused.
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
-            # If only one word differs from its complement, a process is between its two writes, or died there. In this
-            # case the value of the word is used, not that of the complement. FIRST_LIVE is always taken from its
-            # complement, because the lower number is safe: a word with a flipped bit must not hide segments.
+            # One word may differ from its complement: a process may be between its two writes, or may have died there.
+            # The value of the word counts. Only FIRST_LIVE is taken from its complement, so that a damaged word cannot
+            # hide segments.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
@@ -162,14 +161,15 @@ class StoreCounters:
         return min(int(self.read()[layout.STEPS_EVICTED]) + steps, layout.MOST_COUNTED)
 
     def set(self, word: int, value: int) -> None:
-        """Write a word, which never decreases, and its complement.
+        """Write a word and its complement; a word must not decrease.
 
         Raises StorageFull, and writes nothing, if the file system copies on write and has no room.
         """
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
         if isinstance(self._words, CountersByPosition):
-            self._words[[word, layout.COUNTER_WORDS + word]] = value, ~value  # one write: both change, or neither
+            # a single write, so that the word and its complement always agree
+            self._words[[word, layout.COUNTER_WORDS + word]] = value, ~value
             return
         self._words[word] = value
         self._words[layout.COUNTER_WORDS + word] = ~value
@@ -184,7 +184,7 @@ class StoreCounters:
     def lower(self, word: int, value: int) -> None:
         """Decrease the number of the first segment, the only word that may decrease.
 
-        The complement is written before the word: `read` takes this number from its complement.
+        The complement is written before the word, because `read` uses only the complement of this word.
         """
         if word != layout.FIRST_LIVE:
             raise ValueError(f"counter {word} never goes back")
@@ -198,7 +198,7 @@ class StoreCounters:
     def restore_complements(self) -> None:
         """Make each complement agree with its word again, after a process died between its two writes.
 
-        Raises FormatError if words and complements disagree for another reason.
+        Raises FormatError if a process that died cannot have caused the difference.
         """
         values = self.read()
         self._words[: layout.COUNTER_WORDS] = values

@@ -4,7 +4,8 @@ Tools that update an earlier copy, such as rsync, skip files with unchanged size
 mapped memory may leave the modification time unchanged, so marking and sealing set it.
 
 Sealing removes the write permission of every chunk file, and copying tools keep permissions. So a writable chunk was
-copied before the sealing, or by a tool that does not keep permissions; the chunk's checksum shows which of the two.
+copied before the sealing, or by a tool that does not keep permissions. If the chunk's checksum matches, the copy of the
+chunk is complete.
 """
 
 import errno
@@ -31,8 +32,8 @@ _SECOND_NS = 1_000_000_000
 def note_changed(file: str | int, *, for_good: bool = False) -> None:
     """Set a file's modification time to now, because writing through mapped memory may not change it.
 
-    ``for_good``: the file will not change again. In this case, the new time is in a later second than the old time:
-    rsync compares whole seconds, and would never copy a change within the same second.
+    ``for_good``: the file will not change again. Its new time is in a later second than its old time, because rsync
+    compares times in whole seconds.
     """
     now = time.time_ns()
     if for_good:
@@ -58,8 +59,8 @@ def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]
     """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
     Write-protected chunks were copied after the sealing, so they are not read here. If a chunk is missing in a copy
-    with marks, the result is False, because the chunk may have been created after the copying tool listed the files. In
-    a copy without marks, a missing chunk is damage, which is found elsewhere.
+    with marks, the result is False: the copying tool may have listed the files before the chunk was made. In a copy
+    without marks, a missing chunk is damage, which is found elsewhere.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False
@@ -116,7 +117,7 @@ def _fits(path: str, crc: int, *_: int) -> bool:
 
 
 _FICLONE = 0x40049409
-# The errors of a file system that cannot clone or link any of its files.
+# After one of these errors, cloning or linking another file would fail, too.
 _NEVER = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EIO)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -141,8 +142,8 @@ class FileCopier:
         """Copy a regular file to a path, and replace an existing file there.
 
         ``may_clone``: the file is final, so the copy may share its blocks. A file that still changes must not share
-        blocks: a write to shared blocks needs new blocks, which a full disk does not have. ``may_link``: the copy is
-        final too, so it may be a hard link to the source. A file with write permission is never linked.
+        blocks: a write to shared blocks needs new blocks, which a full disk does not have. ``may_link``: the source and
+        the copy are final, so the copy may be a hard link. A file with write permission is never linked.
 
         Raises FormatError if the source is a link or not a regular file, FileNotFoundError if it is missing, Unreadable
         if it cannot be read, and OSError if the target cannot be written.

@@ -37,7 +37,7 @@ class descriptor:
 def write_file(path: str, data: bytes = b"", *, nbytes: int | None = None) -> None:
     """Write a file that no other process looks at yet: ``data``, or ``nbytes`` zeros without disk blocks.
 
-    Raises the system's OSError, with ENOSPC also if only a part of ``data`` fits; the unfinished file is left.
+    Raises the system's OSError; ENOSPC if only a part of ``data`` fits. The unfinished file is left.
     """
     with descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as fd:
         if nbytes is not None:
@@ -87,7 +87,7 @@ def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
         held = data if type(data) is bytes else bytes(data)
         if _pwrite_held(fd, held, nbytes, offset) == nbytes:
             return
-    write_at(fd, data, offset)  # after a partial or failed write, this completes it or raises the error
+    write_at(fd, data, offset)  # completes a partial write; repeats a failed write to get its error
 
 
 def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
@@ -110,8 +110,9 @@ def write_atomic(path: Path, data: bytes, *, synced: bool = False) -> None:
 def overwrite(path: Path, data: bytes) -> bool:
     """Overwrite a small file with ``data`` if the file has the same length; else write nothing, and return False.
 
-    Readers may see a part of the change. ``data`` must fit one sector of a disk, so that a power loss leaves the old or
-    the new content. Raises StorageFull, and writes nothing, if the file system copies on write and has no room.
+    Concurrent readers may see a mixture of old and new bytes. ``data`` must fit one sector of a disk, so that a power
+    loss leaves the old or the new content. Raises StorageFull, and writes nothing, if the file system copies on write
+    and has no room.
     """
     try:
         opening = descriptor(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -208,8 +209,8 @@ def sync_file_system(path: os.PathLike[str] | str) -> None:
 class FileSystemSync:
     """Syncs a file system repeatedly, and raises every write-back error that occurs after this object was made.
 
-    The system reports an error once to each open file. This object keeps one file open: a file that is opened for each
-    sync would miss errors that were reported to another process before.
+    The system reports a write-back error once to each open file. This object keeps one file open: a file that is opened
+    for each sync would miss errors that were reported to another process before.
     """
 
     def __init__(self, path: str) -> None:
@@ -300,9 +301,8 @@ _NETWORK = {
     0x786F4256: "vboxsf",
     0xBACBACBC: "vmhgfs",
 }
-# These file systems write a reserved block in place. All other file systems may need a new block for each write,
-# because they copy on write, make snapshots or compress, or because another machine or an underlying file system
-# decides where data are written.
+# These file systems write a reserved block in place. File systems that are not listed may need a new block for each
+# write: they may copy on write, compress, or use another machine's disk.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
 # On these file systems, the inode number of a file may differ from call to call.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}

@@ -1,9 +1,9 @@
 """The locks of a store, based on the system's flock: they tell which process writes, and whether it is alive.
 
-The library filelock is used for the cache of compiled kernels, but not here. Its class `FileLock` creates files that
-other users may be able to read, and therefore to lock forever. `FileLock` also opens files for writing, and a process
-that only checks for a living writer may lack the permission to write. Filelock's function `lock_descriptor` takes
-exclusive locks only, so two simultaneous checks would take each other for the writer.
+The library filelock is used for the cache of compiled kernels, but not here. The class `FileLock` of filelock creates
+files that other users may be able to read, and therefore to lock forever. `FileLock` also opens files for writing, and
+a process that only checks for a living writer may lack the permission to write. Filelock's function `lock_descriptor`
+takes exclusive locks only, so two simultaneous checks would take each other for the writer.
 """
 
 import errno
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from diskreplay.errors import FormatError, StoreLocked
 
-# The pause between two attempts to take a lock. Most locks are held while a segment is made, which takes longer.
+# The pause between two attempts to take a lock. Most locks are held for longer than this pause.
 _POLL_S = 0.002
 
 
@@ -45,8 +45,8 @@ class Lock:
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
-# `_taking` is held until a taken lock is entered in `_held`, so that no fork comes in between. Without the entry, the
-# child would not close its copy of the descriptor, and would hold the lock.
+# `_taking` is held from before a lock is taken until the lock is in `_held`, so that no fork happens meanwhile. A
+# forked child closes only the locks in `_held`, and would hold any other lock.
 _taking = threading.RLock()
 
 
@@ -70,8 +70,8 @@ os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, aft
 def _open_lock(path: os.PathLike[str] | str) -> int:
     """Open a lock's file for writing, and create it if it is missing; only users who may write it may read it.
 
-    Any user who can read the file could hold its lock. So each class of users (owner, group, others) may read the file
-    only if it may also write it, from the file's creation on.
+    Any user who can read the file could lock it. So the file is readable only for those classes of users (owner, group,
+    others) that may write it.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:

@@ -88,7 +88,8 @@ def boot_time() -> BootTime:
 
 def is_clock_synchronized() -> bool:
     """Return whether a time service keeps the wall clock correct; False after another program has set the clock."""
-    # struct timex of x86-64: `modes`, four longs, `status`; with no modes, nothing is changed.
+    # The buffer is the struct timex of x86-64. Its first number is 0, so that the call changes nothing. The number at
+    # index 10 is the status.
     timex = (ctypes.c_int * 64)()
     unsynchronized, error = 0x40, 5
     state = _libc.adjtimex(ctypes.byref(timex))
@@ -154,7 +155,7 @@ def _sequence_number(folder: str) -> int:
 
 
 def _disks_of_btrfs(path: str) -> int:
-    """Return the sum of the sequence numbers of a btrfs's disks: the device number of a btrfs does not name a disk."""
+    """Return the sum of the sequence numbers of all disks of a btrfs file system."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(1024))

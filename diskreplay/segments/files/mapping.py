@@ -110,11 +110,11 @@ class Mapping:
     def populate(self, start: int, stop: int) -> None:
         """Make bytes ``start`` to ``stop`` of the file, which are whole pages, writable without a page fault.
 
-        Raises OSError ENOSPC if a write to them would find the disk full. On Linux before 5.14, which lacks the system
-        call, the method does nothing. Only large pages in the page cache need the call, and those versions of Linux do
-        not have such pages.
+        Raises OSError ENOSPC if the disk has no room for a write to these pages. On Linux before 5.14, which lacks the
+        system call, the method does nothing. Only large pages in the page cache need the call, and those versions of
+        Linux do not have such pages.
         """
-        # The calls are short: during a call, any other thread that maps or unmaps memory, for example in malloc, waits.
+        # Each call populates few pages, because other threads cannot map or unmap memory during a call.
         for first in range(start, stop, _POPULATED_AT_ONCE):
             part = min(stop - first, _POPULATED_AT_ONCE)
             failed = _libc.madvise(self.address + first, part, _MADV_POPULATE_WRITE) != 0
@@ -206,7 +206,7 @@ def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
-    """Raise FormatError if one of a segment's files and folders ``names`` is a symbolic link."""
+    """Raise FormatError if one of the paths ``names`` below the folder of a segment is a symbolic link."""
     found = lookup.first_link([f"{segment}/{name}" for name in names])
     if found is not None:
         raise FormatError(f"{found} is a symbolic link; a store has none, restore the file or folder")

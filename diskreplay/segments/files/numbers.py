@@ -59,10 +59,10 @@ def _hashed(text: str) -> int:
 
 
 def segment_numbers(root: Root, start: int, end: int) -> Sequence[int]:
-    """Return the numbers from ``start`` to ``end``, ``end`` not included, that may have a segment.
+    """Return the numbers from ``start`` to ``end - 1`` that may have a segment.
 
-    A short range is returned whole. Of a long range, which may come from damaged counters, only the numbers of existing
-    segments are returned.
+    A short range is returned whole. A long range may come from damaged counters, so only numbers of existing segments
+    are returned.
     """
     if end - start <= _FEW:
         return range(start, end)
@@ -74,7 +74,7 @@ def live_numbers(root: Root, words: NDArray[np.int64]) -> Sequence[int]:
 
 
 def present_segments(root: Root, numbers: Sequence[int]) -> Iterable[int]:
-    """Return those of ``numbers`` that have a segment; if ``numbers`` is long, return the numbers of all segments."""
+    """Return the numbers of the existing segments among ``numbers``, or of all existing segments if this is faster."""
     if len(numbers) > _FEW:
         return listed_numbers(root)
     return [number for number in numbers if os.path.exists(root.segment_path(number))]

@@ -114,7 +114,10 @@ def count_until(info: SegmentInfo, time: int) -> int:
 
 
 def _count_in_pack(info: SegmentInfo, rows: int, time: int) -> int:
-    """Return the number of a pack's rows up to ``time``; all times are read: they may decrease where a lane begins."""
+    """Return the number of a pack's rows up to ``time``.
+
+    All times are read, because they are sorted only within a lane.
+    """
     tables, found = read_tables(info), 0
     begins = np.zeros(rows + 1, np.int8)  # +1 where a lane begins, -1 after its end: rows between lanes do not count
     np.add.at(begins, tables.first_rows, 1)
