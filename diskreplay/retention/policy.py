@@ -205,7 +205,7 @@ class RetentionPolicy:
         """Read new segments, and with ``again`` all unsealed segments; return the number for the next new segment."""
         if words[layout.CHANGES] != self._changes:  # a segment was quarantined, brought back or replaced
             self._changes = int(words[layout.CHANGES])
-            self._begin()  # everything is read again, because a segment may have been replaced by its readable part
+            self._begin()  # read all again, because a rebuilt segment may have replaced a damaged one
         first, end = max(self._next, int(words[layout.FIRST_LIVE])), int(words[layout.NEXT_SEGMENT])
         if self._evicted != words[layout.STEPS_EVICTED] and (
             self._root.limits.max_age_s or words[layout.EVICTION_ENTRIES]
@@ -356,7 +356,7 @@ class RetentionPolicy:
 
     @contextmanager
     def _changing(self, number: int, account: _Account) -> Iterator[None]:
-        """Run a `with` block that changes ``account``, a segment's counts, and then update the sums of all segments."""
+        """Run a `with` block that changes a segment's counts, ``account``; then update the sums of all segments."""
         kept, nbytes = account.kept, account.nbytes
         yield
         if number not in self._below:

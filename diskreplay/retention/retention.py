@@ -168,7 +168,8 @@ class Retention:
         try:
             self._counters.set(layout.NEXT_SEGMENT, number + 1)
         except BaseException:
-            # The segment has no rows yet. It is not renamed back, because a full disk may refuse the old name.
+            # The segment has no rows yet. The segment's folder is not renamed back, because a full disk may refuse the
+            # old name.
             shutil.rmtree(info.path, ignore_errors=True)
             raise
         return info
@@ -233,8 +234,8 @@ class Retention:
         """Delete the segments and packs whose rows are in later packs; their steps do not count as evicted."""
         left = self._packs.find_merged(self._counters.peek(layout.NEXT_SEGMENT))
         if left:
-            # Make the names of packs durable, and also the counter of segments, because readers look for segments only
-            # below it. The process that made a pack may have died before it made name and counter durable.
+            # Make the names of packs and the counter of segments durable: readers look only for segments below the
+            # counter. The process that made a pack may have died before this step.
             with self._root.still_there(), storage_errors(self._root.counters_folder):
                 sync_folder(self._root.segments_folder)
                 self._counters.sync()

@@ -144,7 +144,7 @@ def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
 
 
 def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> FormatError:
-    """Return an error that names the damaged slice, which is found by parsing each slice alone."""
+    """Parse each slice alone, and return an error that names the damaged slice."""
     number = 0
     stops = np.cumsum(slices.rows).tolist()
     if len(stops) > 1:

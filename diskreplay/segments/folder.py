@@ -141,7 +141,7 @@ class Folder:
         self.note(info)
 
     def note(self, info: SegmentInfo) -> None:
-        """Use ``info``, newly read attributes of the same segment, from now on."""
+        """Use ``info`` from now on; the attributes of the same segment have been read again."""
         self.info, self._now = info, (info, self._tables)
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:
@@ -149,7 +149,7 @@ class Folder:
         return self.info.writer, np.array(self.info.lanes, np.int64)
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the number of rows in a chunk of an array, or `LACKING`; the second number is 1.
+        """Return (log2 of the number of rows in a chunk of an array, 1); see `LACKING`.
 
         The 1 is a lower bound of the array's number of chunks.
         """
@@ -262,7 +262,7 @@ class Pack(Folder):
         return self._tables.rows[self._tables.runs_of(member)]
 
     def division(self, leaf: str) -> tuple[int, int]:
-        """Return log2 of the number of rows in a part of an array, or `LACKING`, and the array's number of parts.
+        """Return (log2 of the number of rows in a part of an array, the array's number of parts); see `LACKING`.
 
         The parts of a compressed array are its inner chunks. The parts of an uncompressed array have about `PART_BYTES`
         bytes.
@@ -353,7 +353,7 @@ def take_packs(infos: list[SegmentInfo | None], start: int, leave_out: Callable[
 
 
 def _zeros(nbytes: int) -> NDArray[np.uint8]:
-    zeros = np.empty(nbytes, np.uint8)  # np.zeros would allocate pages only at their first access, which may fail
+    zeros = np.empty(nbytes, np.uint8)  # np.zeros would allocate pages later, and this could fail
     zeros[:] = 0
     return zeros
 

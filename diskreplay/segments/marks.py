@@ -1,6 +1,6 @@
 """Marks: the log of an unsealed segment that proves which of its rows are durable, by checksums of their bytes.
 
-docs/format.md describes the log, and in which cases readers trust marks only, and not the counters of committed rows.
+docs/format.md describes the log. It also says when readers trust only marks, and not the counters of committed rows.
 """
 
 import os
@@ -258,7 +258,7 @@ class MarkLog:
         data = record.tobytes()[:-4]
         own = crc32c(data, self._seed)
         with storage_errors(self.path, self._full):
-            # This overwrites the bytes that a failed attempt left after the last valid mark.
+            # A failed attempt may have left bytes after the last valid mark: the new mark overwrites these bytes.
             write_at(self._open(), data + own.to_bytes(4, "little"), self._count * self._kind.itemsize)
             if synced:
                 os.fdatasync(self._open())

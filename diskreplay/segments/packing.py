@@ -333,7 +333,7 @@ class _Build:
         return layout.merge_ranges(found)
 
     def _find_skipped_values(self, fd: int) -> Iterator[tuple[int, int]]:
-        """Yield the sorted ranges of rows of episode fields' arrays that have values of evicted episodes."""
+        """Yield the sorted ranges of rows with values of evicted episodes, in arrays of episode fields."""
         lost = {first: values for first, _, values in self._lost().entries}
         stops = {stop for _, stop in self._skipped}
         edges = {first for first, _ in self._skipped} | stops

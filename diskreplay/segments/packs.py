@@ -85,7 +85,7 @@ class PackTables:
 
     @computed_once
     def first_run(self) -> Ints:
-        """The index of each segment's first line in ``runs``, and as a last entry the number of lines of ``runs``."""
+        """The index of each segment's first line in ``runs``; the last entry is the number of lines of ``runs``."""
         return np.concatenate([[0], np.cumsum(self.lanes)])
 
     def places(self, numbers: Ints) -> Ints:
@@ -97,7 +97,7 @@ class PackTables:
         return slice(int(self.first_run[member]), int(self.first_run[member + 1]))
 
     def ids_of(self, rows: Ints) -> Ints:
-        """Return the id of each of these rows of the pack, which must not be unused rows between lanes."""
+        """Return the id of each of these rows of the pack; no row may be an unused row between lanes."""
         run = np.searchsorted(self.first_rows, rows, "right") - 1
         member = np.searchsorted(self.first_run, run, "right") - 1
         position = (rows - self.first_rows[run]) * self.lanes[member] + run - self.first_run[member]

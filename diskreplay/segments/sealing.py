@@ -140,7 +140,7 @@ class _Finished:
     is_live: bool  # whether the segment's counters in memory are trusted, see `shows_live_rows`
     group: GroupWriter
     times: tuple[int, int] | None = None
-    # Two counts of steps by number of a chunk of flags: steps in rows of `data`, and steps in unproven rows.
+    # Two numbers of steps for each chunk of flags: steps in rows of `data`, and steps in unproven rows.
     steps: dict[int, int] = field(default_factory=dict)
     unproven_steps: dict[int, int] = field(default_factory=dict)
 
@@ -199,7 +199,8 @@ def seal_segments(
         for segment in finished:
             forget_claims(segment.info, segment.claimed is not None)
         for info in infos:
-            os.replace(_sealed_draft(info), f"{info.path}/{layout.METADATA}")  # the segment may be evicted from here on
+            # after this rename, retention may evict the segment
+            os.replace(_sealed_draft(info), f"{info.path}/{layout.METADATA}")
     sync_file_system(root.folder)
 
 
@@ -436,7 +437,7 @@ def _count_in_chunk(fd: int, kept: NDArray[np.int64], per_chunk: int) -> int:
 def may_seal(info: SegmentInfo) -> bool:
     """Return whether this machine may seal a segment with a free lock.
 
-    On a local file system, a free lock means that the writer is gone. Another machine may have mounted a shared file
-    system, and its locks are not visible here, so this machine seals only its own segments there.
+    On a local file system, a free lock means that the writer is gone. On a shared file system, the locks of other
+    machines are not visible, so this machine seals only its own segments.
     """
     return not is_shared(info.root.file_system) or info.machine == machine_id() or info.boot == boot_id()

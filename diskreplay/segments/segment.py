@@ -116,7 +116,7 @@ class PackSize(NamedTuple):
 class SegmentInfo:
     """The attributes of a segment, and the folder of its files.
 
-    `path` is below the open folder of the store, `root.home`, and is valid only while `root.home` is open.
+    `path` goes through the open folder `root.home`, and is valid only while `root.home` is open.
     """
 
     number: int
@@ -160,7 +160,7 @@ class SegmentInfo:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether these are the original files, not a copy, move or snapshot of them."""
+        """Whether the segment's files are the original files, and were not copied, moved or taken from a snapshot."""
         return self.has_its_inode() and self.volume.may_be(volume_of(str(self.path)))
 
     def has_its_inode(self, lookup: Lookup = BY_PATH) -> bool:
@@ -258,8 +258,8 @@ class SegmentInfo:
         with suppress(FileNotFoundError):
             return open_regular(path, nbytes, os.O_RDWR)
         self.root.check_still_there()
-        # The shape is written first, in case of a crash: a later call that finds the file does not write the shape.
-        # zarr reads the rows of a missing file as zeros.
+        # The shape is written before the file, because a call that finds the file does not write the shape. zarr reads
+        # the rows of a missing file as zeros.
         self.write_rows(leaf, (chunk + 1) * self.chunk_rows[leaf])
         temporary = f"{self.path}/{leaf}/.new-{chunk}"
         try:
@@ -571,8 +571,8 @@ def _read_segment(root: Root, number: int, path: Path, lookup: Lookup, *, is_tru
         if is_never_written(str(path)):
             raise NeverWritten(errno.ENOENT, "nothing of it was written before the power loss", str(path)) from None
         raise
-    # Only the paths that are read next are checked for links. The folders of all other arrays are checked when their
-    # chunks are mapped, because there may be thousands of segments.
+    # Only the paths that are read next are checked for links, because there may be thousands of segments. Folders of
+    # other arrays are checked when chunks are mapped.
     refuse_links(path, _READ_AT_ONCE, lookup)
     try:
         metadata.check_requires(attributes or {}, document_path)

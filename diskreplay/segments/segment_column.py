@@ -344,7 +344,7 @@ class Column:
 
 
 class Places(NamedTuple):
-    """Which rows of a call are written to one chunk, and where.
+    """The rows of a call that are written to one chunk, and their places in the chunk.
 
     Item ``at[i]`` of the chunk (see `Column`) gets row ``chosen[i]`` of the call; if ``chosen`` is None, row i.
     """

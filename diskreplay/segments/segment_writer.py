@@ -23,8 +23,8 @@ _NEVER = 1 << 62
 
 Kernel = Callable[..., Any]
 
-# Maps a field to one of its chunks, as a 1-d array of rows, and to an offset of each lane: row r of the lane has index
-# r + offset in the chunk.
+# Maps a field to one of its chunks, as a 1-d array of rows, and to an offset for each lane. Row r of a lane has index r
+# + offset in the chunk.
 Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
@@ -74,8 +74,8 @@ class SegmentWriter:
         self._window_stop = 0
         self._window: Window = {}
         self.reserved = _numbers(self._reserved)
-        # No lane has gained more than `_growth` rows since opening. When `_growth` reaches `_ahead_at`, rows are
-        # reserved ahead.
+        # No lane has gained more than `_growth` rows since this object was made. When `_growth` reaches `_ahead_at`,
+        # rows are reserved ahead.
         self._growth, self._ahead_at = 0, 0
         self._reserving = threading.Lock()  # held while a background thread or the appending thread reserves rows
         self._is_needed = False  # whether the appending thread waits for rows
@@ -190,7 +190,7 @@ class SegmentWriter:
         """Write rows in several fields; the rows must be reserved, and are invisible before `publish`.
 
         If ``lanes`` is one lane, the value of a field is an array ``(n, *shape)`` of successive rows, from row ``rows``
-        on. The value may also be row ``rows`` alone: the row's bytes, or a number or 0-d array that fits the dtype.
+        on. The value may also be a single row: the row's bytes, or a number or 0-d array that fits the dtype.
 
         If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. ``rows``
         has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is
@@ -249,7 +249,7 @@ class SegmentWriter:
     @overload
     def write_values(self, lanes: Ints, fields: Named[str, NDArray[Any]]) -> None: ...
     def write_values(self, lanes: Any, fields: Named[str, Any]) -> None:
-        """Write the values of the episode that ends in a lane, or in each of some lanes; a missing field is zeros.
+        """Write the values of the episode that ends in a lane, or in each of some lanes; a missing field gets zeros.
 
         The rows must be reserved with `reserve_values`. Values and errors are as for `write`. The values are invisible
         before `publish`.
@@ -375,7 +375,7 @@ class SegmentWriter:
         return durable
 
     def _prefault(self, leaf: str) -> None:
-        """Touch the pages of the next rows of an array, which a sync has write-protected.
+        """Touch the pages of an array's next rows after a sync, because a sync write-protects these pages.
 
         If the pages were not touched, the next step of all lanes would cause a page fault for each lane.
         """
@@ -407,7 +407,7 @@ class SegmentWriter:
             self._open_counters()  # a `CountersByPosition` opens its file by the path, which has changed
 
     def close(self) -> list[Mapping]:
-        """Release every chunk and return the mappings, as `release` does; the lock stays held, as sealing needs it."""
+        """Release every chunk and return the mappings, as `release` does; keep the lock, because sealing needs it."""
         self._is_closed = True
         with self._reserving:  # nothing is reserved after this
             return self.release()

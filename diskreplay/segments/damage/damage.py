@@ -383,7 +383,7 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return a range of values for each range in ``lost``, and the ends of ranges in ``rewritten`` with values.
+        """Return a range of values for each range in ``lost``, and the ends of the ranges with values in ``rewritten``.
 
         ``rewritten`` has the ranges of rows with replaced flags: rows of evicted and discarded episodes. Values whose
         rows are unknown are counted in the first lost range with damaged flags, or in rewritten episodes if there is no

@@ -157,7 +157,7 @@ def _make_room(root: Root, folder: str, entries: int, count: int) -> None:
         temporary = f"{folder}/.new-{chunk}"
         try:
             write_file(temporary, bytes(_NBYTES))
-            sync_file(temporary)  # a power loss could leave an empty file, after which no eviction would succeed
+            sync_file(temporary)  # a power loss could leave an empty file, and later evictions would fail
             os.rename(temporary, name)
         except BaseException:
             with suppress(OSError):

@@ -35,7 +35,7 @@ SEGMENTS = "segments"
 SAMPLERS = "samplers"
 DONE = "done"
 TIME = "time"  # the time at which each row was published, in nanoseconds since the machine's boot
-PRIORITY = "priority"  # the initial priority of each step; 0: not given. Only in segments whose writer gave priorities
+PRIORITY = "priority"  # the initial priority of each step; 0: not given
 COMMITTED = "committed"
 OBSERVED = "observed"
 DURABLE = "durable"
@@ -46,7 +46,7 @@ ROOT_COPY = f"{EVICTIONS}/document"  # a copy of the root's zarr.json
 METADATA = "zarr.json"
 MARKS = f"{DURABLE}/marks"
 LOCK = "lock"
-# The two int64 tables of a pack: MEMBERS has a line for each merged segment, RUNS a line for each lane of these
+# The two int64 tables of a pack: MEMBERS has a line for each merged segment, and RUNS has a line for each lane of these
 # segments.
 PACK_TABLES = MEMBERS, RUNS = "members", "runs"
 # The chunks of a pack have room for this many rows after the last row, because flags are read in words of 8 bytes.

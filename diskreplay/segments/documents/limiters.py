@@ -32,7 +32,7 @@ SLOTS = layout.LIMITER_SLOTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 # The maximum number of attempts to count steps, and the pause between two attempts. Steps are counted again if their
-# number has decreased, or if a segment was deleted meanwhile.
+# number has decreased, or if a segment was deleted during the count.
 _ATTEMPTS, _PAUSE_S = 20, 0.0005
 
 _ROWS_AT_ONCE = 1 << 20
@@ -99,7 +99,7 @@ def _create(root: Root, name: str) -> None:
 
 
 class Inserted(NamedTuple):
-    """Two numbers of steps: ``ever`` counts all committed steps, ``held`` only those that are still in segments.
+    """Two numbers of steps: ``ever`` counts all committed steps, ``held`` counts only steps that are still in segments.
 
     ``held`` leaves out deleted, evicted, lost and quarantined steps.
     """

@@ -169,8 +169,8 @@ class Blueprint:
     def with_priority(self) -> "Blueprint":
         """A copy of this blueprint with an array of initial priorities.
 
-        The metadata of this array is made from that of the array ``time``, because ``segment_metadata`` in a root's
-        zarr.json does not have it.
+        The metadata of this array is made from the metadata of the array ``time``, because ``segment_metadata`` in a
+        root's zarr.json does not have it.
         """
         document = {**self._templates[layout.TIME], "data_type": "float64", "fill_value": 0.0}
         return Blueprint({**self._templates, layout.PRIORITY: document}, self._leaves | _PRIORITY)

@@ -101,9 +101,9 @@ class Limits:
 class Root:
     """The facts about a store that every process needs before it reads a segment.
 
-    `path` is the path that the user gave, for messages. All files are opened below `folder`, which stays the same
-    folder as long as `home` is referenced, even if another store takes its place at `path`. All attributes are constant
-    except `limits`, which `follow_limits` updates.
+    `path` is the path that the user gave, for messages. All files are opened below `folder`. As long as `home` is
+    referenced, `folder` is the same folder, even if another store takes its place at `path`. All attributes are
+    constant except `limits`, which `follow_limits` updates.
     """
 
     path: Path
@@ -185,8 +185,7 @@ class Root:
             raise StoreNotFound(gone if found is None else f"{self.path} is now store {found}, not {self.uuid}")
         if self.home.is_at(self.path) is not False or (found := _uuid_at(self.path)) is None:
             return
-        # If inode numbers may differ from call to call, the folder may be the same in spite of another inode number:
-        # only the uuid decides.
+        # If inode numbers may differ from call to call, only the uuid shows whether the store is the same.
         if found != self.uuid or has_stable_inodes(self.file_system):
             raise StoreNotFound(
                 f"another store ({found}) is at {self.path} now; the one that was opened there ({self.uuid}) is "
@@ -209,7 +208,7 @@ class Root:
             raise
 
     def explain(self, error: BaseException) -> None:
-        """Put users' paths in place of paths through descriptors in an error; raise StoreNotFound if the store is gone.
+        """Replace paths through descriptors in an error by users' paths; raise StoreNotFound if the store is gone.
 
         Whether the store is gone is checked only after an OSError or an error of this package.
         """
@@ -260,7 +259,7 @@ def create_root(
     compression: int | None = None,
     compaction: str = layout.MANUAL,
 ) -> None:
-    """Make an empty store, which is complete when its folder appears at ``path``.
+    """Make an empty store; the store is complete as soon as its folder appears at ``path``.
 
     Raises StoreExists if anything other than an empty folder is already there, StorageFull if the disk has no room.
     """

@@ -110,14 +110,14 @@ def _write(root: Root, name: str, plain: Tree, arrays: _Arrays) -> None:
 
 
 def delete_state(root: Root, name: str) -> None:
-    """Delete the state saved under a name, for every reader at once, and durably.
+    """Durably delete the state that was saved under a name, for all readers at once.
 
     Raises StoreNotFound if nothing is saved, or the store was deleted or replaced since it was opened.
     """
     with root.still_there():
         _check_saved(root, name)
-        # The state is moved to this path before it is deleted. If this process dies in between, the next process that
-        # opens the store deletes the state.
+        # The state is moved to this path before it is deleted. If this process dies before the deletion, the next
+        # process that opens the store deletes the state.
         gone = discarded_path(f"{root.counters_folder}/{DRAFT}{name}")
         folder = root.folder / layout.SAMPLERS / name
         with held_lock(root.lock_path):
@@ -164,7 +164,7 @@ def _place(root: Root, building: Path, target: Path) -> None:
 
 
 def take_stale(root: Root) -> list[str]:
-    """Move outdated states, which dead processes left, to the folder of the counters; return their new paths.
+    """Move the outdated states of dead processes to the folder of the counters; return the new paths.
 
     The caller holds the store lock, and deletes the moved states after releasing the lock.
     """

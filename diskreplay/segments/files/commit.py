@@ -1,4 +1,4 @@
-"""The counters that publish data: the store's counters, which are called words, and three per lane in every segment.
+"""The counters that publish data: the words of a store, and three counters for each lane of a segment.
 
 A row is written in full before the counter that shows it. One aligned write of 8 bytes is atomic, and x86-64 keeps the
 order of writes, so a reader that sees the new value of the counter also sees the row. On a file system that does not

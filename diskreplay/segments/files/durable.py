@@ -156,7 +156,7 @@ def drafted(folder: os.PathLike[str] | str) -> Iterator[None]:
 
     Raises StorageFull if the disk has no room.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # left by a process that died here
+    shutil.rmtree(folder, ignore_errors=True)  # a process that died in the block may have left it
     try:
         with storage_errors(folder):
             yield

@@ -137,7 +137,7 @@ def is_locked(path: os.PathLike[str] | str) -> bool:
 
 
 def is_held(path: os.PathLike[str] | str) -> bool | None:
-    """Return whether a living process holds the lock, by taking it shared for a moment, without waiting.
+    """Return whether a living process holds the lock; to find out, take the lock shared for a moment.
 
     None: unknown, because this user may not open the file, or this process has no descriptor left.
     """

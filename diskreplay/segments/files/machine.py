@@ -136,8 +136,7 @@ def volume_of(path: str) -> Volume:
 
 
 def _disk(path: str, device: int) -> int:
-    # The disk's sequence number is not cached: the disk may be detached, and another disk attached under its device
-    # number.
+    # The disk's sequence number is not cached, because another disk may be attached later under the same device number.
     try:
         if os.major(device):
             return _sequence_number(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")

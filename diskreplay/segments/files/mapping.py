@@ -60,7 +60,7 @@ def _map(fd: int, nbytes: int, prot: int) -> int:
 
 
 def _unmap(address: int, nbytes: int) -> None:
-    _there.discard(address)  # discarded before munmap, because the next mapping may get the same address
+    _there.discard(address)  # before munmap, because a new mapping may get the same address
     _libc.munmap(address, nbytes)
 
 
@@ -74,7 +74,7 @@ def _refused(error: OSError) -> MappingRefused:
 
 
 class Mapping:
-    """A shared mapping of one file, which is unmapped when nothing refers to it, or to an array over it, any more.
+    """A shared mapping of one file; it is unmapped when no reference to the mapping or its arrays is left.
 
     Any thread may read the mapping. The code that made the mapping decides which thread may write where. Raises
     MappingRefused if the system allows this process no more mappings or memory.
@@ -108,7 +108,7 @@ class Mapping:
         _libc.madvise(self.address, self.nbytes, advice)
 
     def populate(self, start: int, stop: int) -> None:
-        """Make bytes ``start`` to ``stop`` of the file, which are whole pages, writable without a page fault.
+        """Make the pages from byte ``start`` to byte ``stop`` of the file writable without a page fault.
 
         Raises OSError ENOSPC if the disk has no room for a write to these pages. On Linux before 5.14, which lacks the
         system call, the method does nothing. Only large pages in the page cache need the call, and those versions of

@@ -20,13 +20,13 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.durable import storage_errors
 from diskreplay.segments.files.machine import boot_id
 
-# Up to this many segment numbers are looked up one by one: most stores have fewer segments. For a longer range, which
-# may come from damaged counters, listing the folder of segments is cheaper.
+# Up to this many segment numbers are looked up one by one: most stores have fewer segments. For a longer range, listing
+# the folder of segments is cheaper.
 _FEW = 256
 
 
 def next_number(root: Root, counters: StoreCounters) -> int:
-    """Return the number of a new segment, which is reserved durably. The caller holds the store lock.
+    """Durably reserve a number for a new segment, and return the number. The caller holds the store lock.
 
     When the segment has been made, the caller sets the counter of the next number. Raises ReplayError if all numbers
     are used, StorageFull if the disk has no room.

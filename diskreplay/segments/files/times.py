@@ -141,9 +141,9 @@ def repeat_times(
 ) -> None:
     """Give zeroed rows of a chunk the time of the row before them, so that times never decrease in a lane.
 
-    ``skipped`` has the byte ranges of the zeroed rows, in ascending order. All times in earlier chunks are valid.
-    Zeroed rows at the beginning of a lane get the time ``least``. ``begins`` has the first row of each lane, or of each
-    merged lane of a pack, in ascending order.
+    ``skipped`` has the byte ranges of the zeroed rows, in ascending order. All times in the chunks before this chunk
+    are valid. Zeroed rows at the beginning of a lane get the time ``least``. ``begins`` has the first row of each lane,
+    or of each merged lane of a pack, in ascending order.
     """
     lanes = len(rows)
     with opened(f"{folder}/{layout.TIME}/{layout.chunk_key(chunk, 0)}", None, os.O_RDWR) as fd:
