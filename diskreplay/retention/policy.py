@@ -34,8 +34,8 @@ class Ages:
     """The ages of sealed segments; not thread-safe.
 
     A wrong wall clock must not delete a store's steps. If this machine sealed a segment since its last boot, only the
-    boot clock counts, because this clock cannot be set. For a segment that was sealed on another machine or before the
-    last boot, the wall clock counts if one of these facts confirms the age:
+    boot clock counts, because this clock cannot be set. For a segment of another machine or an earlier boot, the wall
+    clock counts if one of these facts confirms the age:
 
     - a time service keeps the wall clock,
     - this machine sealed the segment, and has been up for longer than the age limit,
@@ -178,7 +178,7 @@ class RetentionPolicy:
 
         At most ``most`` segments are yielded; `has_more` tells whether more are due. The retention horizon is moved
         before the first segment is yielded. With ``again``, unsealed segments are read again. Without ``again``, the
-        step counts of unsealed segments may be too small, which only delays the horizon. A segment whose rows are in a
+        step counts of unsealed segments may be too small. This only delays the horizon. A segment whose rows are in a
         pack is due after `sync_packs`.
         """
         words = self._counters.read()

@@ -107,7 +107,7 @@ class Retention:
     def new_segment(
         self, writer: int | None, lanes: Sequence[int], size: Size, has_priority: bool = False
     ) -> tuple[SegmentInfo, Lock]:
-        """Remove segments that are due, make the next segment, and return it with its lock, which is held.
+        """Remove segments that are due, make the next segment, and return the segment and its held lock.
 
         ``writer`` is the number of the writer's first segment; None: the new segment is the writer's first segment. See
         `draft_segment` for the other arguments.
@@ -139,7 +139,7 @@ class Retention:
 
         With this clock, the times of all segments of a boot can be compared to the nanosecond, even if the wall clock
         was set meanwhile. In a new boot, the clock starts after the latest time in the store, even if the wall clock
-        was set back: the newest steps must not look oldest. The caller holds the store lock at the first call, which
+        was set back. So the newest steps never look oldest. The caller holds the store lock at the first call, which
         reads the newest segments.
         """
         if self._clock is None:
@@ -212,7 +212,7 @@ class Retention:
     def place_pack(
         self, draft: SegmentInfo, sources: Sequence[SegmentInfo], pace: Callable[[], None] = lambda: None
     ) -> SegmentInfo:
-        """Move a complete, durable pack into the store as the next segment, and delete the segments whose rows it has.
+        """Move a complete, durable pack into the store as the next segment, and delete the merged segments.
 
         Readers ignore the merged segments as soon as the pack is visible. If this process dies, the next process that
         opens the store deletes the merged segments. ``pace`` is called after every few deletions. Raises SegmentGone,

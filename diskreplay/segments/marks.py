@@ -1,4 +1,4 @@
-"""Marks: the log of an unsealed segment that proves which of its rows are durable, by checksums of their bytes.
+"""Marks: log entries of a segment that prove, by checksums, which rows of the segment are durable.
 
 docs/format.md describes the log. It also says when readers trust only marks, and not the counters of committed rows.
 """
@@ -173,10 +173,10 @@ def shows_live_rows(info: SegmentInfo) -> bool:
 def map_trusted(info: SegmentInfo) -> tuple[Ints, Ints]:
     """Return, for each lane, two numbers of rows that can be trusted, as arrays ``(lanes,)``.
 
-    The first array counts rows with a trusted observation, the second array rows in which all fields are trusted.
-    Usually both arrays are mapped counters, which grow while the segment is written. If the counters cannot be trusted,
-    both arrays have the numbers in `SegmentInfo.shown`. If `shown` is None, both arrays have the numbers of rows that
-    marks prove, and all bytes that marks cover are read. Raises FileNotFoundError if the segment was evicted,
+    The first array counts rows with a trusted observation, and the second array counts rows in which all fields are
+    trusted. Usually both arrays are mapped counters, which grow while the segment is written. If the counters cannot be
+    trusted, both arrays have the numbers in `SegmentInfo.shown`. If `shown` is None, both arrays have the numbers of
+    rows that marks prove, and all bytes that marks cover are read. Raises FileNotFoundError if the segment was evicted,
     FormatError if a counter is damaged.
     """
     if not shows_live_rows(info):
@@ -267,7 +267,7 @@ class MarkLog:
 
 
 class DurableRows:
-    """Makes the rows of a segment durable, and appends marks of them to its log.
+    """Makes rows of a segment durable, and appends marks of these rows to the segment's log.
 
     Files stay open between marks, until this object is garbage collected. This saves system calls: after each call,
     this thread may have to wait until the appending thread releases the GIL.
@@ -276,7 +276,7 @@ class DurableRows:
     publishes no further rows, and the segment may be sealed while a mark is made. With ``is_left``, making a mark
     changes no byte that a checksum covers, and does not set back the modification time of a sealed chunk.
 
-    Concurrency: one thread at a time, which need not be the thread that appends rows.
+    Concurrency: one thread at a time; it need not be the appending thread.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Packs: sealed segments with the rows of many segments, one after another.
 
 A pack is stored as a segment with one lane, so all code that reads, checks or deletes segments also handles packs. Two
-tables say which segments a pack has, and where each of their lanes begins.
+tables say which segments a pack has, and where each lane of these segments begins.
 """
 
 import math
@@ -33,7 +33,7 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True, eq=False)
 class PackTables:
-    """Two tables: the segments in a pack, and where the rows of each of their lanes begin.
+    """The two tables of a pack: one of its segments, and one of the lanes of its segments.
 
     ``members`` has one line per segment, sorted by segment number, with the columns `layout.MEMBER_COLUMNS`. ``runs``
     has one line per lane of these segments, in the order of ``members``, with the columns `layout.RUN_COLUMNS`. The
@@ -299,8 +299,7 @@ def merged_into(packs: Mapping[int, Iterable[int]]) -> set[int]:
 def find_present(root: Root, episodes: Sequence[tuple[int, int]], *, has_lost: bool) -> list[tuple[int, int]]:
     """Return those of ``episodes`` whose rows are in the store and not lost to damage.
 
-    An episode is (first id, number of steps). ``has_lost``: segments may have rows lost to damage, so their attributes
-    are read.
+    An episode is (first id, number of steps). ``has_lost`` tells whether segments may have rows lost to damage.
     """
     numbers = {first >> layout.POSITION_BITS for first, _ in episodes}
     where: dict[int, tuple[SegmentInfo | None, PackTables | None]] = {}
@@ -383,7 +382,7 @@ class KnownPacks:
 
 
 def indexes_of(info: SegmentInfo) -> bytes:
-    """Return the indexes of a pack's compressed arrays, concatenated as in their copy; empty if an index is damaged."""
+    """Return the concatenated indexes of a pack's compressed arrays; empty if an index is damaged."""
     parts = [InnerChunks(info, leaf).own_index for leaf in sorted(info.compressed)]
     return b"".join(parts) if all(parts) else b""
 

@@ -45,8 +45,8 @@ class Proof(NamedTuple):
     """The rows that checksums of blocks prove in a copied segment.
 
     ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has, for
-    each lane, the number of rows that marks prove. These rows are intact, but their last episode may be lost because of
-    later rows.
+    each lane, the number of rows that marks prove. These rows are intact, but the last episode of a lane may be lost
+    because of later rows.
     """
 
     sealed: SegmentInfo
@@ -95,7 +95,7 @@ def read_shown(root: Root, number: int) -> SegmentInfo:
     """Return a segment's attributes as `read_segment` does, for callers that show rows and change nothing.
 
     If checksums of blocks prove more of a copy than marks do, `SegmentInfo.shown` has the number of shown rows of each
-    lane. `SegmentInfo.lost` then has the damaged episodes among the shown rows. Errors as for `read_segment`.
+    lane. `SegmentInfo.lost` has the damaged episodes among the shown rows. Errors as for `read_segment`.
     """
     info = read_segment(root, number)
     if info.sealed or info.boot:
@@ -442,7 +442,7 @@ def _replace(
 def _is_merged(root: Root, number: int) -> bool:
     """Return whether rows of the rebuilt segment ``number`` were merged into a pack other than this segment.
 
-    Retention would delete such a segment as soon as it has replaced the damaged segment.
+    Retention would delete a merged segment as soon as this segment has replaced the damaged segment.
     """
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]

@@ -172,7 +172,7 @@ def seal_segments(
 
     If the counters of a segment cannot be trusted, the sealed segment has only the rows that its marks prove.
     ``salvaged`` maps a segment's number to the number of rows of each lane to keep, even if marks prove fewer rows. All
-    other rows that the segment's counters had counted stay in its files as unproven rows.
+    other rows that the counters had counted stay in the files as unproven rows.
 
     Raises StorageFull if the disk has no room for metadata; the call may be repeated. Raises StoreNotFound if the store
     was deleted or replaced since it was opened. Raises NotWritten if a sync failed, or if the system could not write

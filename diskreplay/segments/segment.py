@@ -275,7 +275,7 @@ class SegmentInfo:
         """Write into an array's zarr.json that each lane has ``rows`` rows.
 
         The file is overwritten in place if its size stays the same. A new file would have to be synced before it
-        replaces the old file: without the sync, a power loss could leave an empty zarr.json for durable rows. If
+        replaces the old file. Without the sync, a power loss could leave an empty zarr.json for durable rows. If
         StorageFull is raised, the zarr.json is unchanged.
         """
         path, document = self.path / leaf / layout.METADATA, self.rows_document(leaf, rows)
@@ -440,7 +440,7 @@ def counter_inode(path: str, lookup: Lookup = BY_PATH) -> int:
 def draft_segment(
     root: Root, building: str, writer: int, lanes: Sequence[int], size: Size, clock: Clock, has_priority: bool = False
 ) -> tuple[SegmentInfo, Lock]:
-    """Make a segment, which has no number yet, in the new folder ``building``; return its attributes and its lock.
+    """Make a segment without a number in the new folder ``building``; return its attributes and its lock.
 
     ``building`` is in the folder of the store's counters. The lock is taken before any other file is made, so a free
     lock shows that the folder was left by a process that died. Raises StorageFull if the disk has no room; the folder

@@ -102,8 +102,8 @@ class Column:
         chunk = begin >> self.shift
         behind = int(self._margins(begin)) if ahead else 0
         if ahead and chunk > 0:
-            # Lanes that still have up to about a chunk of unused reserved rows get more rows too, because one system
-            # call reserves the rows of all these lanes.
+            # Lanes with at most about a chunk of unused reserved rows get more rows, too: one system call reserves the
+            # rows of all these lanes.
             behind += min(self.rows, self._most_ahead)
         try:
             if begin == self._allocated[lane]:
@@ -179,8 +179,8 @@ class Column:
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
         lanes = self._near(lane, upto, rows, self._allocated, behind)
-        # If the lanes get all their rows in the chunk, each lane's range begins with the lane's first row in the chunk.
-        # Ranges of neighbouring lanes are then adjacent, and are reserved by one call.
+        # If the lanes get all rows in the chunk, each range begins with a lane's first row in the chunk. So ranges of
+        # neighbouring lanes are adjacent, and one call reserves them.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)
@@ -200,7 +200,7 @@ class Column:
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
         """Bring the reserved pages of ``lanes[i]`` into memory up to row ``ends[i]``, for all i.
 
-        Return, for each of these lanes, the row at which its last page ends.
+        Return, for each of these lanes, the row at which the lane's last page in memory ends.
 
         The page cache may join many pages. A write to one of the joined pages needs the disk blocks of all these pages.
         On a full disk, this call raises an error, but a write would end the process by SIGBUS.

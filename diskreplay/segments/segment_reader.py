@@ -236,8 +236,8 @@ def read_sealed(info: SegmentInfo) -> tuple[Ints, LaneFlags]:
 def _read_dense(info: SegmentInfo, committed: Ints, lookup: Lookup) -> NDArray[np.uint8]:
     """Return the flags of the first ``committed[lane]`` rows of each lane, one lane after another.
 
-    If at least a quarter of the rows of the chunks are committed, whole chunks are read: one read of a chunk takes less
-    time than one read per lane. With fewer committed rows, whole chunks would take too much memory.
+    If at least a quarter of the rows of the chunks are committed, whole chunks are read: this is faster than one read
+    per lane. With fewer committed rows, whole chunks would take too much memory.
     """
     lanes, per_chunk, most = len(info.lanes), info.chunk_rows[layout.DONE], int(committed.max())
     chunks, size = -(-most // per_chunk), info.chunk_nbytes(layout.DONE)

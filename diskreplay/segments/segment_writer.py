@@ -48,8 +48,8 @@ class SegmentWriter:
         self.info, self.number, self.lock = info, info.number, lock
         lanes = len(info.lanes)
         self._in_blocks = in_blocks and len(info.arrays) <= MOST_DESCRIPTORS
-        # If the file system does not keep reservations, everything is written by position: a write to mapped memory
-        # could find the disk full, which would kill the process.
+        # If the file system does not keep reservations, everything is written by position. A write to mapped memory
+        # could find the disk full, and kill the process.
         self._keeps = keeps_reservations(info.path)
         every = {leaf: self._column(leaf) for leaf in info.arrays}
         self.columns = {leaf: column for leaf, column in every.items() if not info.arrays[leaf].is_of_episodes}
@@ -368,7 +368,7 @@ class SegmentWriter:
     def _log(self) -> DurableRows:
         """Return the object that makes marks; the caller must keep it alive, because `close` may drop it."""
         if self._is_closed:
-            return DurableRows(self.info, is_left=True)  # the caller drops this object, which closes its files
+            return DurableRows(self.info, is_left=True)  # closes its files when the caller drops it
         durable = self._durable = self._durable or DurableRows(self.info, self._prefault)
         if self._is_closed:  # another thread has called `close` meanwhile
             self._durable = None
@@ -404,7 +404,7 @@ class SegmentWriter:
         for column in (*self.columns.values(), *self._value_columns.values()):
             column.info = info
         if not self._keeps:
-            self._open_counters()  # a `CountersByPosition` opens its file by the path, which has changed
+            self._open_counters()  # a `CountersByPosition` opens its file by path, and the path has changed
 
     def close(self) -> list[Mapping]:
         """Release every chunk and return the mappings, as `release` does; keep the lock, because sealing needs it."""
@@ -415,7 +415,8 @@ class SegmentWriter:
     def release(self) -> list[Mapping]:
         """Release every chunk, and return the mappings of the chunks: each is unmapped when nothing refers to it.
 
-        No thread may reserve rows meanwhile: `close` waits for such threads, and a forked child has only one thread.
+        No other thread may reserve rows during the call: `close` waits for such threads, and a forked child has only
+        one thread.
         """
         self._is_closed = True
         self._window, self._window_stop, self._durable = {}, 0, None

@@ -144,8 +144,8 @@ class Shard:
     def decompress(self, numbers: Ints, out: NDArray[np.uint8]) -> None:
         """Decompress the inner chunks ``numbers``, one after another, into ``out``, which has exactly their total size.
 
-        ``numbers`` must have no inner chunk of zeros, because such chunks are not stored. The GIL is released
-        meanwhile. Raises FormatError if an inner chunk does not match its checksum or cannot be decompressed.
+        ``numbers`` must have no inner chunk of zeros, because such chunks are not stored. The GIL is released during
+        the call. Raises FormatError if an inner chunk does not match its checksum or cannot be decompressed.
         """
         starts, view = self.offsets[numbers], self._bytes.data
         stops, found = starts + self.sizes[numbers], list[memoryview]()

@@ -311,7 +311,7 @@ class _Search:
     def _likely(self, lane: int, row: int) -> int | None:
         """Return the original flag of a row in a damaged block, if only one byte of the block was changed; else None.
 
-        The result only decides whether an intact episode ends with the previous row. Readers never get the result.
+        The result only decides whether an intact episode ends with the previous row.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk

@@ -274,7 +274,7 @@ def _segment_names(root: Path) -> list[str]:
 
 
 def bring_back(root: Path, entry: Quarantined, members: Sequence[int]) -> None:
-    """Move a segment from quarantine back to its original path, at which nothing else may be.
+    """Move a segment from quarantine back to its original path; nothing may exist at this path.
 
     The caller holds the store lock, and has verified the segment. ``members`` has the numbers of the segments in a
     pack.
@@ -354,8 +354,8 @@ def _claimed_rows(segment: Path) -> NDArray[np.int64]:
     error: Exception = ValueError("no counter")
     for name in (layout.COMMITTED, layout.DURABLE, layout.OBSERVED):
         try:
-            # One byte more than the maximum is read: the data of a longer file are then no multiple of 8 bytes, and are
-            # refused.
+            # One byte more than the maximum is read, so that the data of a longer file are no multiple of 8 bytes, and
+            # are refused.
             data = read_regular(f"{segment}/{name}/c.0", None, 8 * layout.MAX_LANES + 1)
         except (OSError, FormatError) as reason:
             error = reason

@@ -109,7 +109,7 @@ def _restore_counter(folder: str, rows: Ints) -> None:
 def claimed_rows(info: SegmentInfo, least: Ints) -> Ints:
     """Return, for each lane, the number of rows that have files and may hold steps; at least ``least[lane]``.
 
-    Rows up to a counter, or up to the last nonzero flag, may hold steps: after a power loss, a counter may be older
+    Rows up to a counter, or up to the last nonzero flag, may hold steps. After a power loss, a counter may be older
     than the rows.
     """
     lanes, folder = len(info.lanes), str(info.path)

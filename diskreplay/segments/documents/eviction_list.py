@@ -197,7 +197,7 @@ def destroy(root: Root, gone: Sequence[str]) -> None:
     """Delete the folders ``gone``. No store lock is needed: several processes may delete the same folder."""
     if not gone:
         return
-    # The renames are synced before the deletion: after a power loss, a segment must not be back at its old path without
+    # The renames are synced before the deletion. After a power loss, a segment must not be back at its old path without
     # some of its files. If the sync fails, the folders are deleted all the same, because a full disk needs the room.
     with suppress(OSError):
         sync_folder(root.segments_folder)

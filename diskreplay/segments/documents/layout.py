@@ -58,8 +58,8 @@ RUN_COLUMNS = ("first_row", "rows", "lane", "first_value", "values")
 PACK_COLUMNS = MEMBER_COLUMNS, RUN_COLUMNS
 EPISODES = "episodes"
 EPISODE_COLUMNS = {"position": "<i8", "steps": "<i4", "end": "|u1", "time": "<i8", "total_reward": "<f8"}
-# A segment with fewer rows than this has no table of episodes: reading its rows is as fast, and the table would be a
-# large part of the segment's bytes.
+# A segment with fewer rows than this has no table of episodes, because reading its rows is as fast. The table would be
+# a large part of the segment's bytes.
 LEAST_TABLE_ROWS = 1 << 14
 # A segment with more rows than this has no table of episodes either. Checking a table reads all rows, and this would
 # take too long in huge files of holes.

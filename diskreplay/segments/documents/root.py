@@ -175,7 +175,7 @@ class Root:
     def check_still_there(self) -> None:
         """Raise StoreNotFound if the store was deleted or replaced since it was opened.
 
-        A store whose folder was renamed on the same file system is still there. The check takes a few microseconds.
+        A store whose folder was renamed on the same file system is still there.
         """
         gone = f"{self.path} (store {self.uuid}) was deleted, or moved to another file system, since it was opened"
         if self.home.is_deleted():
@@ -353,7 +353,7 @@ def _advice(path: Path) -> str:
 def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     """Read and check the root of the store at ``path``, or in the folder ``home`` that was opened there.
 
-    Raises StoreNotFound if no store is there. Raises FormatError if the root is damaged, hostile, or of a version that
+    Raises StoreNotFound if there is no store. Raises FormatError if the root is damaged, hostile, or of a version that
     this release does not know.
     """
     check_platform()

@@ -1,7 +1,7 @@
 """The counters that publish data: the words of a store, and three counters for each lane of a segment.
 
 A row is written in full before the counter that shows it. One aligned write of 8 bytes is atomic, and x86-64 keeps the
-order of writes, so a reader that sees the new value of the counter also sees the row. On a file system that does not
+order of writes. So a reader that sees the new value of the counter also sees the row. On a file system that does not
 keep reserved blocks, counters are written by `pwrite`, and not through mapped memory.
 """
 

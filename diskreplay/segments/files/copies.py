@@ -58,9 +58,9 @@ def open_protected(path: str) -> descriptor:
 def is_whole_copy(arrays: Container[str], folder: str, checksums: dict[str, int]) -> bool:
     """Return whether all chunks of a copied sealed segment were copied after the sealing.
 
-    Write-protected chunks were copied after the sealing, so they are not read here. If a chunk is missing in a copy
-    with marks, the result is False: the copying tool may have listed the files before the chunk was made. In a copy
-    without marks, a missing chunk is damage, which is found elsewhere.
+    Write-protected chunks were copied after the sealing, so they are not read here. If a copy with marks lacks a chunk,
+    the result is False: the copying tool may have listed the files before the chunk was made. In a copy without marks,
+    a missing chunk is damage, which is found elsewhere.
     """
     chunks = [name for name in checksums if name.rpartition("/")[0] in arrays and not name.endswith(layout.METADATA)]
     unprotected, missing = list[tuple[str, os.stat_result]](), False

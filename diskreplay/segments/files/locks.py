@@ -26,8 +26,8 @@ class Lock:
     """A held file lock of the system (flock), made by `try_lock`.
 
     The lock ends with `release`, when this object is garbage collected, or with the process. A forked child releases
-    its copy at once, which does not affect the parent. A program that inherits the descriptor ``fd`` keeps the lock
-    when this process dies.
+    its copy of the lock at once, and the parent keeps the lock. A program that inherits the descriptor ``fd`` keeps the
+    lock when this process dies.
     """
 
     def __init__(self, fd: int) -> None:
