@@ -1,4 +1,4 @@
-"""The base class of buffers, with a store at the user's path or in a temporary folder, and the writer of the store."""
+"""The base class of buffers, which opens a buffer's store and writer."""
 
 import shutil
 import tempfile
@@ -26,23 +26,21 @@ from diskreplay.writing.writer import Writer
 
 
 class Backed(ABC):
-    """The base class of buffers with at most one store, at a path or in a temporary folder, and one writer.
+    """The base class of buffers. Each buffer has at most one store, and one writer of the store.
 
-    A store at the path is opened by `__init__`. If there is no store yet, `_writer_of` makes a store with the first
-    step. A buffer that keeps its steps in tensors calls `_writer_of` only if there is a path. A temporary folder is
-    removed by `close`, when the buffer is garbage-collected, or when the process exits. A process that is killed leaves
-    the folder behind.
+    If the path has no store yet, the first step makes a store. `close`, garbage collection and the exit of the process
+    remove a temporary folder. A killed process leaves the folder behind.
 
     Parameters
     ----------
     path : path or None
         The path of the store; None: a temporary folder.
     device : torch.device or str or None
-        The device of tensors; None is the CPU.
+        The device of the buffer's tensors; None is the CPU.
     given : Given
         The user's shapes and dtypes of observations and actions.
     extra : dict of Field
-        The fields of a step besides observation, action and reward.
+        Fields of each step by name, in addition to observation, action and reward.
     capacity, segment_steps : int
         Arguments of `create` for a new store.
     """
@@ -79,7 +77,7 @@ class Backed(ABC):
 
     @abstractmethod
     def _begin(self, store: Store) -> None:
-        """Prepare the buffer for the store, which was found at the path or made for the first step."""
+        """Prepare the buffer for its store. The store was opened, or made for the first step."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store})"
@@ -106,8 +104,8 @@ class Backed(ABC):
     def _schema(self, obs: Any, action: Any, num_envs: int, reward: Any = 0.0) -> Schema:
         """Return the store's schema. If there is no store yet, return the schema of a first step with these values.
 
-        With a single environment, values may lack the axis of environments. If `reward` has this axis, `obs` and
-        `action` are assumed to have this axis, too.
+        With a single environment, the values may have or lack a leading axis of environments. If `reward` has an axis,
+        a first axis of length 1 in `obs` is the axis of environments.
         """
         if self._store is not None:
             return self._store.schema

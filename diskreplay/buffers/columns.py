@@ -16,8 +16,8 @@ from diskreplay.views.base import Leaf
 
 Columns = dict[str, torch.Tensor]  # the keys are paths of fields
 
-# The number of released rollouts whose memory is kept for reuse. A training loop still uses one rollout while it
-# collects the next rollout.
+# How many rollouts that nobody references any more keep their memory for reuse. A training loop still reads one rollout
+# while it collects the next rollout.
 SPARE = 1
 
 # Dtypes that torch and numpy have. torch can cast the dtypes in CAST to most dtypes, and the dtypes in SELDOM_CAST to
@@ -30,9 +30,9 @@ SELDOM_CAST = (torch.uint16, torch.uint32, torch.uint64)
 
 
 class ColumnMemory:
-    """Memory on a device for a tensor of each field, ``(*leading, *shape)``. Not thread-safe.
+    """Makes tensors of fields on a device, one per field, ``(*leading, *shape)``. Not thread-safe.
 
-    Memory is reused when no tensor in it is referenced any more.
+    The memory of a tensor is reused when the tensor is no longer referenced.
     """
 
     def __init__(self, fields: Mapping[str, Field], leading: tuple[int, ...], device: torch.device) -> None:
@@ -46,7 +46,7 @@ class ColumnMemory:
         with torch.inference_mode(False):
             shapes = {path: (*self._leading, *field.shape) for path, field in self._fields.items()}
             if self._device.type != "cpu":
-                # torch's allocator of the device reuses memory itself.
+                # torch reuses the memory of devices itself
                 made = {path: torch_dtype(field.dtype) for path, field in self._fields.items()}
                 return {path: torch.empty(shapes[path], dtype=made[path], device=self._device) for path in made}
             _, arrays = self._pool.acquire(self._leaves, prod(self._leading))
@@ -62,10 +62,10 @@ def leaf_rows(schema: Schema, part: str, value: Any, leading: tuple[int, ...]) -
 
 
 def rows_of_field(field: Field, value: Any, path: str, leading: tuple[int, ...]) -> torch.Tensor:
-    """Return values of a field as a tensor, ``(*leading, *shape)``, that can be copied to a tensor of the field.
+    """Return values of a field as a tensor, ``(*leading, *shape)``.
 
-    A tensor stays on its device if all values of its dtype fit the field. `value` may have more or fewer axes of length
-    1.
+    A tensor stays on its device if all values of its dtype fit the field; other tensors are copied to the CPU. `value`
+    may have additional axes of length 1, or lack axes of length 1.
     """
     shape = leading + field.shape
     if isinstance(value, torch.Tensor) and value.dtype in _fitting(field.dtype):

@@ -22,13 +22,13 @@ from diskreplay.views.transitions import Transitions
 class DistillationBuffer(Backed):
     """The newest `capacity` pairs of observation and action, drawn at random.
 
-    The pairs are in tensors on the device. The tensors are made with the first pair. With a `path`, the pairs are in a
-    store instead: each call of `add` is an episode of steps with reward 0, and only `obs` and `action` have a meaning.
+    The pairs are in tensors on the device. The first pair makes the tensors. With a `path`, the pairs are in a store
+    instead: each call of `add` writes an episode. Rewards and ends of these episodes have no meaning.
 
-    dtypes and shapes follow the rules of `ReplayBuffer`, with one difference. Without `obs_shape`, observations with
-    two axes or more are a batch if their first axis is as long as the first axis of the actions.
+    dtypes and shapes follow the rules of `ReplayBuffer`. But without `obs_shape`, observations with two axes or more
+    are a batch if their first axis is as long as the first axis of the actions.
 
-    Concurrency: one thread adds; any thread may call the other methods.
+    Concurrency: only one thread may call `add`; any thread may call the other methods.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class DistillationBuffer(Backed):
         self._added += count
 
     def _count(self, obs: Any, action: Any) -> int | None:
-        """Return the length of a batch of pairs, or None for a single pair without a leading axis."""
+        """Return the number of pairs, or None for a single pair without a leading axis."""
         given, acted = shapes_of(obs)[0], shapes_of(action)[0]
         shape = self._given.obs_shape
         if self._fields is not None:

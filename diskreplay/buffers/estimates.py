@@ -1,7 +1,7 @@
 """Functions that compute the advantages of a rollout's steps, and the values of final observations.
 
-Final observations are not in the tensors of steps. In these tensors, the last observation of an episode is followed by
-the first observation of the next episode.
+The tensors of a rollout's steps lack the final observations of episodes. After the last step of an episode, they
+continue with the first step of the next episode.
 """
 
 from collections.abc import Callable
@@ -46,13 +46,13 @@ def advantages(
     rewards, values : (num_steps, columns) float32
         The rewards of the steps, and the values of their observations.
     last_values : (columns,)
-        For each column (environment), the value of the observation after the last step. The last step is bootstrapped
-        with this value.
+        For each column (environment), the value of the observation after the rollout's last step. The last step is
+        bootstrapped with this value.
     done : (num_steps, columns) bool
         True at steps that are not bootstrapped, because their episode ended with them.
     bootstraps, final_values : (num_steps, columns) bool and float64, or None
-        `bootstraps` is True at steps that are bootstrapped with `final_values`. The chain of lambda stops at these
-        steps. None: no such steps.
+        `bootstraps` is True at steps that are bootstrapped with `final_values`. The sum over later steps ends at such a
+        step. None: no step is bootstrapped with `final_values`.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def advantages(
     known = rewards.new_empty((steps + 1, columns), dtype=wide_dtype(rewards.device))
     known[:-1].copy_(values)
     known[-1].copy_(last_values)
-    # A product with 0 would not replace NaN, because NaN times 0 is NaN; `where` replaces all values.
+    # `where` also replaces NaN. A product with 0 would keep NaN.
     zero = known.new_zeros(())
     following, stops = torch.where(done, zero, known[1:]), done
     if bootstraps is not None and final_values is not None:
@@ -101,8 +101,8 @@ def _numbers(values: Any, device: torch.device) -> torch.Tensor:
 class NextRows(NamedTuple):
     """The next observations of some environments, after one step of a rollout.
 
-    `step` is the number of the step in its rollout, and `lanes`, (n,), has the numbers of the environments. `rows` has
-    the next observations: tensors (n, ...) by path.
+    `step` is the index of the step in its rollout, and `lanes`, (n,), has the indices of the environments. `rows` has
+    the next observations: a tensor (n, ...) for each path.
     """
 
     step: int
@@ -113,7 +113,7 @@ class NextRows(NamedTuple):
     def of_flagged(
         cls, step: int, flags: torch.Tensor, schema: Schema, obs: Any, device: torch.device
     ) -> "NextRows | None":
-        """Return copies of the observations of the environments whose flag is not 0; None if all flags are 0.
+        """Return copies of the observations of environments whose flag is not 0; None if all flags are 0.
 
         `flags` is (num_envs,), and `obs` has an observation for each environment.
         """
@@ -129,7 +129,7 @@ class NextRows(NamedTuple):
 
 
 class FinalObservations:
-    """Observations that follow some steps of a rollout, in the order of steps and environments. Not thread-safe."""
+    """Next observations of some steps of a rollout, in the order in which they were added. Not thread-safe."""
 
     def __init__(self) -> None:
         self._next_rows: list[NextRows] = []
@@ -138,16 +138,16 @@ class FinalObservations:
         self._next_rows.append(next_rows)
 
     def nested(self, schema: Schema) -> Any:
-        """Return all added observations, (n, ...), nested like the schema's observations."""
+        """Return all added observations, (n, ...), nested like the schema's `obs`."""
         rows = [next_rows.rows for next_rows in self._next_rows]
         return schema.unflatten("obs", {path: torch.cat([each[path] for each in rows]) for path in rows[0]})
 
     def values(self, schema: Schema, bootstraps: torch.Tensor, value_fn: Callable[[Any], Any]) -> torch.Tensor:
-        """Return the value of the next observation at the steps in `bootstraps`, and 0 elsewhere, (steps, num_envs).
+        """Return the values of next observations, (steps, num_envs); 0 where `bootstraps` is False.
 
-        `bootstraps`, (steps, num_envs) bool, is True at steps that are bootstrapped with this value. `value_fn` is
-        called once, with observations (n, ...), and returns (n,) or (n, 1). The result is float64, or float32 on a
-        device without float64.
+        `bootstraps`, (steps, num_envs) bool, is True at steps that are bootstrapped with the value of their next
+        observation. `value_fn` is called once, with observations (n, ...), and returns (n,) or (n, 1). The result is
+        float64, or float32 on a device without float64.
         """
         lacking = bootstraps.clone()
         for step, lanes, _ in self._next_rows:

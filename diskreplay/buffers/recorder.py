@@ -1,4 +1,4 @@
-"""Appends the steps of a rollout buffer to its store, in a thread."""
+"""A thread that appends the steps of a rollout buffer to the buffer's store."""
 
 import atexit
 import os
@@ -28,8 +28,8 @@ class Recorder:
     """Appends steps to a store in their order, in a thread.
 
     If a step cannot be appended, the next call of `check`, `wait` or `close` raises the error. The waiting steps are
-    dropped, because their episodes would lack the failed step. Steps that come after the error was raised go to a new
-    writer. Steps that still wait at exit are written.
+    dropped, because their episodes would lack the failed step. After the error was raised, later steps go to a new
+    writer. At exit, the waiting steps are written.
 
     Concurrency: only one thread may call the methods.
     """
@@ -46,14 +46,14 @@ class Recorder:
     def append(
         self, schema: Schema, rows: Columns, next_rows: NextRows | None, new_writer: Callable[[], VectorWriter]
     ) -> None:
-        """Let the thread append a step of all environments.
+        """Let the thread append a step of each environment.
 
-        `rows` has the step, and `next_rows` the next observations of some environments. The thread also copies tensors
-        from a CUDA device. The tensors must not change before `wait` returns. `new_writer` makes a writer for the first
-        step, and for the first step after a failure.
+        `rows` has the steps' fields by path, (num_envs, ...) each. `next_rows` has the next observations of some
+        environments. The tensors must not change before `wait` returns. `new_writer` makes a writer for the first step,
+        and for the first step after a failure.
         """
         self._forget_parents()
-        if self._host_copy is None:  # only a step tells which device has the tensors
+        if self._host_copy is None:  # the device is known from the first step
             self._host_copy = HostCopy(rows["reward"].device)
         if self._writer is None:
             self._writer = new_writer()
@@ -102,7 +102,7 @@ class Recorder:
             self._workers.close()
 
     def _forget_parents(self) -> None:
-        """In a forked child, forget the waiting steps, which the parent's thread writes."""
+        """In a forked child, forget the waiting steps: the parent writes these steps."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._waiting.clear()
@@ -132,8 +132,8 @@ def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple
 _alive: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
-# Exit handlers run in reverse order of registration. The imports above have registered the handlers of writers and
-# threads, so this handler runs before those handlers.
+# Exit handlers run in reverse order of registration. So this handler runs before the handlers of writers and threads,
+# which the imports above registered.
 @atexit.register
 def _wait_for_all() -> None:
     for recorder in list(_alive):

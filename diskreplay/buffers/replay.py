@@ -29,14 +29,15 @@ STATE = "replay-buffer"
 """The name under which the store keeps the state of the buffer's sampler, with the priorities."""
 
 SAVE_EVERY_S = 60.0
-"""Seconds between two saves of the priorities, while calls update the priorities.
+"""`update_priorities` saves the priorities if the last save is this many seconds ago.
 
 A crash loses the updates after the last save.
 """
 
 BETA = Linear(0.4, 1.0, 1_000_000)
 
-# The names that the fields of `Transitions` have in batches. Batches have `discounts` in place of `truncated`.
+# The fields of `Transitions`, and their names in the buffer's batches. The buffer's batches have `discounts`, and no
+# `truncated`.
 NAMES = {
     "obs": "states",
     "action": "actions",
@@ -75,21 +76,22 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     as int64, and rewards as float32. Other dtypes are kept. Observations and actions may be dicts and tuples, nested
     like Gymnasium's Dict and Tuple spaces. A list counts as an array.
 
-    With one environment, a state's leading axis of length 1 counts as the axis of environments. This axis is dropped
-    from the state and from the action. Give `obs_shape` if each observation itself begins with an axis of length 1.
-    With `num_envs` above 1, every value has a leading axis of `num_envs`, and each environment has its own episodes.
+    With one environment, states may have a leading axis of length 1, the axis of environments. The buffer drops this
+    axis from states and actions. Give `obs_shape` if each observation itself begins with an axis of length 1. With
+    `num_envs` above 1, every value has a leading axis of `num_envs`, and each environment has its own episodes.
 
     A step's observation must equal the next observation of the same environment's previous step, byte for byte, unless
     that step was done or truncated. If the two observations differ, the episode is cut there, with a warning the first
     time. For example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, an episode is cut
     after each step, and every return has a single step.
 
-    With ``prioritized=True`` and a `path`, the priorities outlive the buffer, and so do the random state and the number
-    of batches for beta's schedule. This state is saved by `close`, by `save`, and every minute while priorities are
-    updated. A process that ends without `close` loses the updates after the last save. The next buffer at the path
-    continues from the last save, and steps added after this save get the largest priority so far.
+    With ``prioritized=True`` and a `path`, the next buffer at the path continues with the priorities, the random state
+    and the place in beta's schedule. `close` and `save` save this state, and `update_priorities` saves it once a
+    minute. A process that ends without `close` loses the updates after its last save. Steps added after that save get
+    the largest priority so far.
 
-    Concurrency: one thread adds; any thread may call the other methods. Other processes may read a store at a `path`.
+    Concurrency: only one thread may add steps; any thread may call the other methods. Other processes may read the
+    store at `path`.
 
     Parameters
     ----------
@@ -98,10 +100,10 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     obs_shape, action_shape : tuple of int or None
         Shapes of one step's observation and action; None: as in the first step.
     num_envs : int
-        Number of environments that step together.
+        Number of environments whose steps are added together.
     path : path or None
-        The path of the store; an existing store is continued. None: a temporary folder, which is removed by `close`,
-        when the buffer is garbage-collected, or at exit.
+        The path of the store; an existing store is continued. None: a temporary folder, which exists until the buffer
+        is closed or garbage-collected, or the process exits.
     device : torch.device or str or None
         The device of batches; None is the CPU.
     n_step : int, (int, int) or None
@@ -109,8 +111,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     gamma : float
         Discount per step.
     prioritized : bool
-        Whether steps are drawn by priorities, which come from the errors passed to `update_priorities`; see
-        `Prioritized`. You may also set this attribute later.
+        Whether steps are drawn by their priorities; see `Prioritized` and `update_priorities`. You may also set this
+        attribute later.
     alpha, beta, eps : float
         Arguments of `Prioritized`. beta may be a schedule; by default it rises from 0.4 to 1 over a million batches.
     obs_dtype, action_dtype : dtype or None
@@ -167,11 +169,11 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # steps with lower ids were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view), and the sampleable ids
+        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view), and their ids
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
-        # refresh=False, because `len`, which refreshes, is called before every use of the samplers.
+        # refresh=False: the buffer itself refreshes the store before every use of its samplers
         sampler = Sampler(store, self._view, self._drawn, device=self._device, seed=self._seed, refresh=False)
         self._load(sampler, store)
         sampler.distribution = self._drawn
@@ -185,7 +187,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return
         with state_of("a replay buffer"):
             drawn = state["planner"]["distribution"]
-        # A sampler loads only the state of a distribution of the same class.
+        # The sampler refuses the state of a distribution of another class.
         sampler.distribution = self._uniform if drawn == type(self._uniform).__name__ else self._priorities
         sampler.load_state_dict(state)
         sampler.distribution = self._priorities
@@ -194,7 +196,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def view(self) -> Transitions:
-        """The view of sampled steps: n, gamma and stacks of frames. You may set this attribute at any time."""
+        """The view by which steps are sampled, with its `n_step` and `gamma`. You may set this at any time."""
         return self._view
 
     @view.setter
@@ -222,7 +224,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def alpha(self) -> float:
-        """Exponent of the priorities; it may be set at any time."""
+        """Exponent of the priorities. You may set it at any time."""
         return self._priorities.alpha
 
     @alpha.setter
@@ -231,7 +233,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def beta(self) -> float | Schedule:
-        """Exponent of the weights, or its schedule over the number of batches so far; it may be set at any time."""
+        """Exponent of the weights: a number, or a schedule over the batches so far. You may set it at any time."""
         return self._priorities.beta
 
     @beta.setter
@@ -252,17 +254,17 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def add(
         self, obs: Any, action: Any, reward: Any, next_obs: Any, done: Any, truncated: Any = False, *, mask: Any = None
     ) -> None:
-        """Add one step. The step can be sampled immediately, or with `n_step` above 1 after n - 1 more steps.
+        """Add one step. With `n_step` above 1, the step can be sampled n - 1 steps later, else immediately.
 
         With `num_envs` above 1, add one step of each environment: all values have a leading axis of `num_envs`.
 
         Parameters
         ----------
         obs, action, reward, next_obs : array_like or Tensor
-            The step. `next_obs` is the observation after the action. At the end of an episode, `next_obs` is the final
-            observation, not the observation after the reset. `next_obs` may be None if `done` is True.
+            The values of the step. `next_obs` is the observation after the action. At the end of an episode, `next_obs`
+            is the final observation, not the observation after the reset. `next_obs` may be None if `done` is True.
         done : bool
-            Whether the step terminated its episode, so that it is not bootstrapped. 1 and 0 are accepted, too.
+            Whether the step terminated its episode. Such a step is not bootstrapped. Flags may also be 1 and 0.
         truncated : bool
             Whether the episode ended without termination, for example by a time limit. A truncated step is bootstrapped
             from `next_obs`.
@@ -277,7 +279,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             `next_obs` is None, but a step is not done.
         """
         self._check_open()
-        if self._num_envs > 1:  # with one environment, the small values are copied from a device one by one
+        if self._num_envs > 1:  # with one environment, each value is copied from its device later
             obs, action, reward, next_obs, done, truncated, mask = fetched(
                 obs, action, reward, next_obs, done, truncated, mask
             )
@@ -316,9 +318,9 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         -------
         Batch
             `states`, `actions`, `rewards`, `next_states`, `dones`, `discounts`, `weights` and `n_steps`. Scalars are
-            (batch_size, 1), and `dones` is float32. `index`, (batch_size,), is for `update_priorities`. With `n_step`
-            above 1, rewards are n-step returns. ``rewards + discounts * V(next_states)`` is the target for every n,
-            terminated episodes included. Weights are 1 if the buffer is not prioritized.
+            (batch_size, 1), and `dones` is float32. `index`, (batch_size,), has the ids for `update_priorities`. With
+            `n_step` above 1, rewards are n-step returns. ``rewards + discounts * V(next_states)`` is the target for
+            every n, also at the end of an episode. Weights are 1 if the buffer is not prioritized.
 
         Raises
         ------
@@ -366,7 +368,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def __getitem__(self, index: int | slice) -> Experience | list[Experience]:
         """Return a step that can be sampled, or a list of steps for a slice; the oldest step has index 0.
 
-        Returned experiences are single steps, whatever `n_step` is. The values of experiences are on the device.
+        Returned experiences are single steps, whatever `n_step` is. Their values are on the buffer's device.
 
         Raises
         ------
@@ -388,7 +390,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         return [Experience(*(map_tree(operator.itemgetter(i), part) for part in columns)) for i in range(len(places))]
 
     def _sampleable_ids(self) -> NDArray[np.int64]:
-        """Return the ids of the steps that can be sampled, oldest first; computed once for each snapshot and view."""
+        """Return the ids of the steps that can be sampled, oldest first."""
         assert self._store is not None
         assert self._sampler is not None
         known = self._store.snapshot, self._sampler.view
@@ -401,19 +403,19 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def clear(self) -> None:
         """Forget all steps: only later steps are sampled and counted.
 
-        The store keeps the old steps until later steps replace them. So another buffer that is later opened at the path
-        may have old steps.
+        The store keeps the old steps until later steps replace them. A buffer that is opened at the path later may have
+        these old steps.
         """
         store = self._refreshed()
         if store is None or self._sampler is None or not len(store):
             return
         if isinstance(self._writer, VectorWriter):
-            # Lanes differ in length, so the next ids of some lanes may be below `_mark`. A new writer has a new
-            # segment, whose ids are all above `_mark`.
+            # In this segment, the next ids of shorter lanes may be below the mark. A new writer begins a new segment,
+            # and all ids of that segment are above the mark.
             self._writer.close()
             self._writer = None
         elif self._writer is not None:
-            self._writer.end_episode()  # without this, a next step of another episode would cause a warning
+            self._writer.end_episode()  # otherwise a step of a new episode would cause a warning
         episodes = store.snapshot.episodes
         self._mark = int((episodes.first + (episodes.steps - 1) * episodes.stride).max()) + 1
         self._sampler.view = Since(**_arguments(self._view), mark=self._mark)

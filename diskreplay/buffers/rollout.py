@@ -28,15 +28,15 @@ from diskreplay.store.store import PathLike, Store
 from diskreplay.writing.episode_writer import DISCONTINUITY, same_rows
 from diskreplay.writing.vector_writer import VectorWriter
 
-# A store keeps this number of the newest rollouts, or more.
+# The least number of rollouts that a full store keeps.
 KEPT = 8
 LEAST_SEGMENT_STEPS = 1024
 
 SCALARS = ("value", "log_prob")
 PRIVILEGED = "privileged_obs"
 
-# The names that the store's fields have in batches. ADDED has the names of the arguments of `add`. PUSHED has the names
-# of the fields of `Experience`, for steps that `push` added.
+# The store's fields, and their names in batches. ADDED is for steps that `add` added, and PUSHED is for steps that
+# `push` added.
 ADDED = {
     "obs": "observations",
     PRIVILEGED: "privileged_observations",
@@ -52,28 +52,28 @@ PUSHED = {"obs": "states", "action": "actions", "reward": "rewards", "next_obs":
 
 
 class RolloutBuffer(Backed):
-    """`num_steps` steps of `num_envs` environments side by side, for on-policy learning.
+    """A buffer for on-policy learning, with `num_steps` steps of each of `num_envs` environments.
 
-    The steps are in tensors on the device. The first step makes the tensors, and defines shapes and dtypes that are not
-    given, by the rules of `ReplayBuffer`. Values and log probabilities are float32 scalars. With one environment, `add`
-    also takes values without the axis of environments.
+    The steps are in tensors on the device. The first step makes the tensors. It also defines the shapes and dtypes that
+    are not given, by the rules of `ReplayBuffer`. Values and log probabilities are float32 scalars. With one
+    environment, `add` also takes values without the axis of environments.
 
-    The attributes, such as `rewards`, are these tensors without a copy, (steps so far, num_envs, ...). `clear` does not
-    change tensors that are still referenced: afterwards, the buffer uses other memory.
+    Attributes such as `rewards` share the memory of these tensors, (steps so far, num_envs, ...). `clear` does not
+    change tensors that you still reference.
 
     With a `path`, a thread also appends the steps to a store, for later runs and other processes. Reading a field or
-    `store` waits for that thread. If the store cannot take a step, the next call raises the error. The store lacks this
-    step and the steps that were waiting, and the buffer still has all steps.
+    `store` waits for that thread. If a step cannot be stored, the next call raises the error. The store then lacks the
+    failed step and the steps that waited behind it. The buffer still has all steps.
 
-    On a CUDA device, `add` copies tensors of that device on the current stream and does not wait, unless final
-    observations are given. With a `path`, the thread copies the steps to the CPU, on its own stream.
+    On a CUDA device, `add` copies tensors of that device on the current stream. It waits for the device only if final
+    observations are given. With a `path`, the thread copies the steps to the CPU on another stream.
 
     Concurrency: only one thread may use the buffer.
 
     Parameters
     ----------
     num_envs : int
-        Number of environments that step together.
+        Number of environments whose steps are added together.
     num_steps : int or None
         Number of steps of each environment in a full buffer.
     obs_shape, action_shape : tuple of int or None
@@ -192,8 +192,8 @@ class RolloutBuffer(Backed):
         observations, actions, rewards : (num_envs, ...)
             The observations, the actions taken on them, and the rewards of these actions.
         dones : (num_envs,)
-            Whether the step terminated each environment's episode, so that it is not bootstrapped. If `truncated` is
-            None: whether the episode ended in any way. 1 and 0 are accepted, too.
+            Whether the step terminated the environment's episode. Such a step is not bootstrapped. If `truncated` is
+            None, `dones` says whether the episode ended in any way. Flags may also be 1 and 0.
         values, log_probs : (num_envs,) or (num_envs, 1)
             The critic's value of the observation, and the logarithm of the action's probability.
         privileged_observations : (num_envs, num_privileged_obs) or None
@@ -215,7 +215,7 @@ class RolloutBuffer(Backed):
             A value does not fit the first step; nothing was added. Flags in tensors on a device are only checked by
             `compute_returns_and_advantages`.
         StorageFull
-            The store had no room for an earlier step. This step was not added, and can be added again.
+            The store had no room for an earlier step. The given step was not added; you may add it again.
         """
         if (privileged_observations is None) != (self._privileged == 0):
             needed = "must be None" if not self._privileged else f"needs {self._privileged} values"
@@ -226,7 +226,7 @@ class RolloutBuffer(Backed):
         self._append(observations, actions, rewards, dones, None, values, truncated, final_observations)
 
     def push(self, experience: Any) -> None:
-        """Add an `Experience` of a single environment, with its next state; value and log probability are 0.
+        """Add an `Experience` of a single environment, with value 0 and log probability 0.
 
         Raises
         ------
@@ -277,7 +277,7 @@ class RolloutBuffer(Backed):
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, next_rows)  # may raise an error, so it comes before the changes below
+            self._record(self._recorder, schema, next_rows)  # first, because it may raise an error
         self._expected = (
             next_rows.rows if next_obs is not None and next_rows is not None and not bool(ended[0]) else None
         )
@@ -352,11 +352,11 @@ class RolloutBuffer(Backed):
     ) -> None:
         """Compute generalized advantage estimates and returns of the steps so far (Schulman et al. 2016, equation 16).
 
-        A truncated step is bootstrapped with the value of its final observation, and the chain of lambda stops there
-        (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). The value of a final observation comes from
-        `value_fn` or from `final_values`. If both are None, the value of the truncated step's own observation is used,
-        with a warning the first time. This is a good approximation if an observation differs little from the next
-        observation.
+        A truncated step is bootstrapped with the value of its final observation, and its advantage does not depend on
+        later steps (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). The value of a final observation
+        comes from `value_fn` or from `final_values`. If both are None, the value of the truncated step's own
+        observation is used, with a warning the first time. This is a good approximation if an observation differs
+        little from the next observation.
 
         Parameters
         ----------
@@ -370,8 +370,8 @@ class RolloutBuffer(Backed):
             observations given to `add`, as tensors (n, ...), nested like the observations. `value_fn` is called at most
             once, without gradients.
         final_values : (steps so far, num_envs) or None
-            The values of the final observations, for a critic that needs more than observations. Values of other steps
-            are ignored.
+            The values of the final observations, for a critic that needs more than observations. The values at steps
+            that were not truncated are ignored.
 
         Raises
         ------
@@ -507,7 +507,7 @@ class RolloutBuffer(Backed):
 
     @property
     def observations(self) -> Any:
-        """Observations, (steps so far, num_envs, *obs_shape). Fields of an empty buffer raise NotEnoughData."""
+        """Observations, (steps so far, num_envs, *obs_shape). If the buffer is empty, reading raises NotEnoughData."""
         return self._gathered()["obs"]
 
     @property
@@ -578,7 +578,8 @@ class RolloutBuffer(Backed):
         return self._batch
 
     def close(self) -> None:
-        """Write the waiting steps to the store, and close the store. Tensors stay valid. Closing twice is fine.
+        """Write the waiting steps to the store, and close the store. Returned tensors stay valid. Closing twice is
+        fine.
 
         Raises
         ------

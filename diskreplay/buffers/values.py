@@ -1,4 +1,4 @@
-"""Check the values that users pass to buffers, with or without an axis of environments, and rename batches' fields."""
+"""Functions that check the values given to buffers, and rename the fields of batches."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from diskreplay.schema.schema import Schema
 from diskreplay.schema.spaces import Field
 from diskreplay.writing.casting import as_flag, as_flags
 
-Tree = Any  # values nested in dicts and tuples, as a schema's fields are
+Tree = Any  # values in dicts and tuples, nested like a schema's fields
 
 
 def plain(value: Any) -> NDArray[Any]:
@@ -43,8 +43,8 @@ def items_of(value: Any) -> Mapping[str, Any] | None:
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return `value` with each array reshaped to the shape of its field, if the shapes differ only in axes of length 1.
 
-    Other arrays are returned unchanged. `tree` is a field, or a dict or tuple of trees, and `value` is nested like the
-    tree. The axes in `leading` precede the shape of each field.
+    An array whose shape differs otherwise is returned unchanged. `tree` is a field, or a dict or tuple of trees, and
+    `value` is nested like the tree. The axes in `leading` precede the shape of each field.
     """
     if not isinstance(tree, Field):
         below, values = items_of(tree), items_of(tuple(value) if isinstance(value, list) else value)
@@ -124,7 +124,7 @@ def rows_of(schema: Schema, obs: NDArray[np.object_], lanes: NDArray[np.bool_]) 
 def checked(schema: Schema, part: str, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return the values of a part of a step, such as "obs", with the shapes and dtypes of the schema.
 
-    The shapes in `value` may differ from these shapes in axes of length 1, as in `fitted`.
+    The arrays in `value` may have additional axes of length 1, or lack axes of length 1.
     """
     value = fitted(getattr(schema, part), value, leading)
     return schema.unflatten(part, schema.cast(part, value, leading))
@@ -152,10 +152,10 @@ class Given:
         return getattr(self, f"{part}_shape"), getattr(self, f"{part}_dtype")
 
     def field(self, part: str, value: Any, lanes: int | None) -> Tree:
-        """Return the `Field` for the first `value` of `part`, which is "obs" or "action".
+        """Return the `Field` of a first value. `part` is "obs" or "action".
 
-        If `value` is a dict or tuple, the result is a tree of fields. `lanes` is the length of the leading axis of
-        environments; None: the value has no such axis.
+        If `value` is a dict or tuple, the result is a tree of fields. `lanes` is the length of the value's leading axis
+        of environments; None: the value has no axis of environments.
         """
         shape, dtype = self.of(part)
         if isinstance(value, Mapping):
@@ -184,9 +184,9 @@ class Given:
 
 
 def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
-    """Return the dtype of a field from its first value: float32 for float64, int64 for Python's bool, else unchanged.
+    """Return the stored dtype of a first value: float32 for float64, int64 for Python's bool, else the value's dtype.
 
-    float64 is the default of Python and numpy, and seldom chosen on purpose. Networks compute in float32.
+    float64 is seldom chosen on purpose: it is the default of Python and numpy. Networks compute in float32.
     """
     if type(value) is bool:
         return np.dtype("int64")
@@ -196,9 +196,9 @@ def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
 def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: bool = False) -> bool:
     """Return whether a first observation has a leading axis of one environment.
 
-    With a known `shape`, the observation must be (1, *shape). Without a known shape, the first axis of every leaf must
-    have length 1. At least one leaf must have a second axis, unless `batched` is True. `batched` says that other values
-    of the step have the axis of environments.
+    `shape` is the shape of an observation without this axis; None: unknown. With an unknown shape, the first axis of
+    every leaf must have length 1, and one leaf must have a second axis. If `batched` is True, no leaf needs a second
+    axis.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)
