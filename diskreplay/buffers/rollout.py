@@ -578,8 +578,9 @@ class RolloutBuffer(Backed):
         return self._batch
 
     def close(self) -> None:
-        """Write the waiting steps to the store, and close the store. Returned tensors stay valid. Closing twice is
-        fine.
+        """Write the waiting steps to the store, and close the store.
+
+        Tensors that the buffer returned stay valid. Closing twice is fine.
 
         Raises
         ------

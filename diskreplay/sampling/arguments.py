@@ -73,8 +73,8 @@ def distribution_argument(distribution: Any) -> Distribution:
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    # A tensor on the CPU without a gradient needs only this one call of torch. Calls of torch are slow, because the
-    # code of torch is seldom in the processor's caches.
+    # Calls of torch are slow, because its code is seldom in the processor's caches. Most tensors need only this one
+    # call.
     try:
         return tensor.numpy()
     except (RuntimeError, TypeError):  # the tensor has a gradient, is on a device, or has a dtype that numpy lacks

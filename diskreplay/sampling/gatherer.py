@@ -72,10 +72,9 @@ class Slot:
 class BufferPool:
     """The memory of batches: a `Slot` for each batch that is alive, and some spare slots. Any thread may take a slot.
 
-    A slot's arrays are made once, and the tensors of each batch in the slot are made of these arrays. A tensor holds a
-    reference to its array. Views of the tensor, and arrays made of these views, also refer to the array, through the
-    tensor's storage. A slot is free when its arrays have the reference counts that they had in the new slot. The arrays
-    are not made again for each batch, because that would take 20 of the 140 microseconds of a small batch.
+    A slot's arrays are made once, and each batch in the slot makes tensors of these arrays. Tensors, their views, and
+    arrays made of the views keep a reference to the slot's array. A slot is free when its arrays have the reference
+    counts of a new slot. Making new arrays would take 20 of the 140 microseconds of a small batch.
 
     ``allocate(nbytes)`` returns uint8 memory, ordinary or pinned. At most `spare` free slots are kept. `debug`
     overwrites the memory of batches that are no longer referenced, so that a pointer that outlived its tensor reads
@@ -101,8 +100,7 @@ class BufferPool:
         """
         with self._lock:
             slots = self._slots
-            # The usual case: there are few slots, and the slot taken longest ago is free. The slot taken longest ago is
-            # the first of the list, because a slot moves to the end when it is taken.
+            # A fast path. A taken slot moves to the end of the list, so the first slot is usually free.
             if len(slots) <= self._spare + 1 and not self._debug:
                 for number, slot in enumerate(slots):
                     block = slot.block
@@ -190,8 +188,8 @@ class DeviceCopy:
     def receive(self, slot: Slot, sent: Sent, changed: int | None = None) -> list[torch.Tensor]:
         """Return the block's arrays on the device, to be used on the current stream.
 
-        `changed` is the position in `Block.arrays` of an array that was written after the slot was sent. This array is
-        sent again. None: no array was written.
+        If an array was written after the slot was sent, `changed` is the array's index in `Block.arrays`. This array is
+        sent again.
         """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)
@@ -221,7 +219,7 @@ class HostCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
-        """Return a function that waits for the work given to the current stream so far, and returns `fetched(*values)`.
+        """Return a function that returns `fetched(*values)` when the current stream has done its work so far.
 
         The tensors among `values` must not change before a call of the returned function has ended.
         """
@@ -246,8 +244,8 @@ WARM_BATCHES = 32
 class Readahead:
     """Requests the wide rows of batches from disk before the rows are used; pauses while the rows are in memory.
 
-    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is True if a field of the schema has wide rows. If ``wide`` is
-    False, no method needs to be called.
+    Wide rows have at least `WIDE_ROW` bytes. ``wide`` is True if a field of the schema has wide rows. If it is False,
+    callers may skip all methods.
 
     Concurrency: `ask` may run in another thread than the other methods.
     """
@@ -294,7 +292,7 @@ class Readahead:
             self._asks = max(self._asks - 1, 0)
 
     def _count(self, before: int) -> bool:
-        """Return whether this thread has read from disk since `blocks_read()` returned `before`."""
+        """Return whether this thread has read from disk. `before` is an earlier result of `blocks_read`."""
         if blocks_read() == before:
             return False
         self._asks = WARM_BATCHES
@@ -304,12 +302,12 @@ class Readahead:
 NOTHING = Pipeline()
 
 
-# A batch in memory (see `BufferPool.acquire`), and its copy to a CUDA device, if any.
+# The slot of a gathered batch, the batch's arrays by name, and the copy to a CUDA device (None on other devices).
 Gathered = tuple[Slot, Fields, Sent | None]
 
 
 class Destination:
-    """The device of batches, and the pool of memory to gather them in; see `BufferPool`.
+    """The device of batches, and the memory in which batches are gathered.
 
     If the device is neither the CPU nor a CUDA device, a batch is copied when it becomes a `Batch`.
     """
@@ -321,10 +319,10 @@ class Destination:
 
 
 class Gatherer:
-    """Makes batches of one view. One thread at a time may call `gather`, and one thread at a time `to_batch`.
+    """Makes batches of one view. Only one thread at a time may call `gather`; the same holds for `to_batch`.
 
-    `draw_fields` has the position in `Block.arrays` of each field that describes the draw (see `OF_DRAWS`), by name.
-    `threads`, if any, copy parts of large arrays, until `close` ends these threads.
+    `draw_fields` maps the names of fields about the draw (see `OF_DRAWS`) to positions in `Block.arrays`. `threads`
+    copy parts of large arrays; `close` ends these threads.
     """
 
     def __init__(
@@ -348,7 +346,7 @@ class Gatherer:
         self._paths = self.reader.paths
         self._names = [path[0] for path in self._paths] if all(len(path) == 1 for path in self._paths) else None
         self._tuples = tuple_fields([path[0] for path in self._paths], schema)
-        # The usual case: a batch's arrays become tensors when they are read.
+        # Usually a batch gets arrays, and makes a tensor of an array when the field is first read.
         self._gives_arrays = device.type == "cpu" and self.reader.shows_leaves and self._names is not None
         self._weight = leaves.index(("weight",)) if ("weight",) in leaves else -1
         self.draw_fields = {
@@ -372,14 +370,14 @@ class Gatherer:
 
         `entropy` seeds the random numbers of the view. `pages` are the pages already requested from disk, or None.
         """
-        if self._threads is not None and self._threads.jobs:  # an interrupt has ended the call that began these jobs
+        if self._threads is not None and self._threads.jobs:  # jobs of an interrupted call
             self._threads.settle()
         begun = self.disk.begin(snapshot, ids, pages) if self.disk.wide else 0
         started = perf_counter()
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, fields = self._pool.acquire(leaves, len(ids))
-        if entropy is not None or self._is_seeded:  # the reader keeps a seed if an interrupt ended the last call
+        if entropy is not None or self._is_seeded:  # an interrupted call leaves its seed
             self._is_seeded = True
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)
@@ -419,7 +417,7 @@ class Gatherer:
             values = [torch.from_numpy(array).to(self._device) for array in arrays]
             self.seconds_copying += perf_counter() - started
         elif not self.reader.shows_leaves:
-            # Tensors are made, because a view of a tensor keeps the slot in use, and a view of an array does not.
+            # A view of a tensor keeps the slot in use, but a view of an array does not. So tensors are made here.
             values = [torch.from_numpy(array) for array in arrays]
         values = self.reader.present(values)
         if self._names:
@@ -439,7 +437,7 @@ _AT_ONCE = 256
 
 
 class ItemErrors:
-    """Reads the loss masks of a view's items, and computes the items' initial |td|.
+    """Reads the loss masks of a view's items, and computes the initial |td| of items.
 
     Not thread-safe: a sampler calls it under its lock.
     """

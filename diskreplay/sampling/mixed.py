@@ -20,7 +20,7 @@ from diskreplay.sampling.sampler import Sampler
 from diskreplay.sampling.sampler_states import Change, as_arrays, as_tensors, mapped, replace_attributes
 from diskreplay.schema.schema import TupleRecord
 
-# In mixed ids, the bits from this bit on are the number of the sampler. The ids of a store reach this bit only after 8
+# In a mixed id, this bit and all higher bits are the index of a sampler. The ids of a store reach this bit only after 8
 # million segments.
 SOURCE_SHIFT = 58
 MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
@@ -29,14 +29,13 @@ MOST_SOURCES = 1 << (63 - SOURCE_SHIFT)
 class MixedSampler(IterableDataset[Batch]):
     """Draws each batch from several samplers, with a fixed share for each.
 
-    A batch has the items of the first sampler, then the items of the second, and so on. The `index` of a batch contains
-    the number of each item's sampler, so only this mixed sampler can use the `index`. The weight of an item comes from
-    the item's sampler.
+    A batch has the items of the first sampler, then the items of the second, and so on. The `index` of a batch also
+    tells the sampler of each item, so only this mixed sampler can use the `index`. The weight of an item comes from the
+    item's sampler.
 
     The samplers may have different stores, views or distributions. For example, half of a batch may be 1-step
     transitions and the other half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded
-    to the length of the longest sequence in the batch, like windows of their view. A mixed sampler ends when one of its
-    samplers ends.
+    to the length of the longest sequence in the batch. A mixed sampler ends when one of its samplers ends.
 
     Samplers with `prefetch` make their parts of the next batches ahead.
 
@@ -73,7 +72,7 @@ class MixedSampler(IterableDataset[Batch]):
         self._rng = np.random.default_rng(seed)
         # For each of the next batches, the number of items that each sampler gives.
         self._planned: deque[list[int]] = deque()
-        # The parts of the next batch that a failed call of `sample` has drawn, by sampler number.
+        # The parts of the next batch that a failed call of `sample` has drawn, by index of the sampler.
         self._drawn: dict[int, Batch] = {}
         for sampler, share in zip(self._samplers, self._shares, strict=True):
             sampler._expect(max(1, int(share * self._batch_size)))
@@ -102,7 +101,7 @@ class MixedSampler(IterableDataset[Batch]):
         return batch
 
     def _draw(self, planned: Sequence[list[int]], beta: float | None, drawn: dict[int, Batch]) -> dict[int, Batch]:
-        """Draw the parts of the first planned batch that `drawn` lacks; add them to `drawn` by sampler number."""
+        """Add the missing parts of the first planned batch to `drawn`, by index of the sampler."""
         for source, sampler in enumerate(self._samplers):
             if planned[0][source] and source not in drawn:
                 sizes = [counts[source] for counts in planned if counts[source]]
@@ -130,7 +129,7 @@ class MixedSampler(IterableDataset[Batch]):
         Raises
         ------
         InvalidIndex
-            An id cannot be in the `index` of a batch of this sampler.
+            An id cannot come from a batch of this mixed sampler.
         """
         ids, sources = self._routed(ids)
         parts, places = {}, []
@@ -148,7 +147,8 @@ class MixedSampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids. A skipped id was evicted, is unknown to its view, or has another kind.
+            The number of skipped ids. An id is skipped if it was evicted, its view does not know it, or its kind is not
+            its view's kind.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
         index, td_error = fetched(index, td_error)
@@ -170,14 +170,14 @@ class MixedSampler(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the samplers' states and the state of the assignment of items; see `Sampler.state_dict`.
 
-        After a failed call of `sample`, the state also has the parts of the batch that were already drawn, with all
+        If the last call of `sample` failed, the state also has the parts of the batch that the call drew, with all
         fields.
         """
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
         rng = json.dumps(self._rng.bit_generator.state)
-        # The state has tensors, because arrays lack some dtypes, and `torch.load` reads tensors without unpickling
-        # other types.
+        # The state has no arrays: numpy lacks some dtypes of tensors, and `torch.load` would have to unpickle other
+        # types.
         parts = {str(source): part for source, part in self._drawn.items()}
         drawn = mapped(parts, torch.Tensor, lambda tensor: tensor.detach().cpu())
         return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}
@@ -188,8 +188,8 @@ class MixedSampler(IterableDataset[Batch]):
         Raises
         ------
         ValueError
-            The state has another number of samplers, or batches drawn ahead with another batch size, or a sampler
-            refuses its state. Nothing was changed.
+            The state is of another number of samplers, its batches drawn ahead have another batch size, or a sampler
+            refuses its part of the state. Nothing was changed.
         """
         with state_of("a mixed sampler"):
             rng, states = np.random.PCG64(), list(state["samplers"])
@@ -215,7 +215,7 @@ class MixedSampler(IterableDataset[Batch]):
         own = {"_rng": np.random.Generator(rng), "_planned": deque(planned.tolist()), "_drawn": parts}
 
         def load(number: int, changes: Sequence[Change]) -> None:
-            """Load the states of all samplers from `number` on; their locks are held until all are loaded."""
+            """Load the samplers' states from index `number` on. All samplers are locked until the last load."""
             if number == len(states):
                 replace_attributes(changes)
             else:
@@ -224,7 +224,7 @@ class MixedSampler(IterableDataset[Batch]):
         load(0, [(self, own)])
 
     def _routed(self, index: Any) -> tuple[Any, Any]:
-        """Return the two parts of mixed ids, (n,) each: ids in the samplers' stores, and the samplers' numbers."""
+        """Return the two parts of mixed ids, (n,) each: ids in the samplers' stores, and indices of the samplers."""
         ids = ids_argument(index)
         sources = ids >> SOURCE_SHIFT
         unknown = np.flatnonzero((sources < 0) | (sources >= len(self._samplers)))
@@ -254,7 +254,7 @@ def _checked(samplers: Any) -> tuple[list[Sampler], Any]:
 
 
 def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
-    """Return one batch with the items of all `parts`, which have samplers' numbers as keys; pad shorter sequences."""
+    """Return one batch with the items of all `parts` (by index of the sampler). Pad shorter sequences."""
     batches = list(parts.values())
     sizes, lengths = [batch.batch_size for batch in batches], [_length(batch) for batch in batches]
 
@@ -287,7 +287,7 @@ def _joined(parts: Mapping[int, Batch], kind: Kind) -> Batch:
 
 
 def _nested(plain: Any) -> Tree:
-    """Return `plain` from a saved state as a tree of tensors; `plain` has lists in place of tuples."""
+    """Return `plain`, a value of a saved state, as a tree of tensors. The lists in `plain` stand for tuples."""
     if isinstance(plain, list):
         return TupleRecord(map(_nested, plain))
     if isinstance(plain, Mapping):
@@ -300,7 +300,7 @@ def _length(batch: Batch) -> int:
 
 
 def _form(batch: Batch) -> Any:
-    """Return what batches must have in common: dtype, ndim, shape after the second axis, and device of each field."""
+    """Return the dtype, ndim, shape after the second axis, and device of each field, which all batches must share."""
     return {
         name: map_tree(lambda tensor: (tensor.dtype, tensor.ndim, tensor.shape[2:], tensor.device), batch[name])
         for name in batch

@@ -26,15 +26,15 @@ from diskreplay.views.rollouts import Rollouts
 from diskreplay.views.successors import place
 
 RETURN = "return"
-"""The name of the moments of returns; the name of a leaf's moments is the leaf's path."""
+"""The key of the moments of returns. The key of a leaf's moments is the leaf's path."""
 # The largest number of bytes of rows that are read at once.
 PIECE_BYTES = 8 << 20
-# An outlier is farther from the mean of the other values than this factor times max(1, their standard deviation). An
-# outlier makes the standard deviation of all values useless.
+# An outlier is farther from the mean of the other values than this factor times max(1, the standard deviation of the
+# other values). An outlier makes the standard deviation of all values useless.
 _FAR = 1e6
-# The other values exclude every value whose magnitude is at least the outlier's magnitude divided by this factor.
+# Values whose magnitude is at least the outlier's magnitude divided by this factor do not count as other values.
 _ALIKE = 1e3
-# Values of larger magnitude are left out, as infinities are: sums of squares of returns could become infinite.
+# Larger magnitudes are treated as infinities, because a sum of their squares could become infinite.
 _LARGEST = 1e140
 
 
@@ -62,7 +62,7 @@ class Moments(NamedTuple):
         total = self.count + other.count
         delta = other.mean - self.mean
         squares = self.var * self.count + other.var * other.count + delta**2 * (self.count * other.count / total)
-        # numpy's operations on arrays without axes return numbers, which become arrays again here.
+        # `np.asarray` is needed because numpy's operations turn arrays without axes into numbers.
         return Moments(total, np.asarray(self.mean + delta * (other.count / total)), np.asarray(squares / total))
 
 
@@ -90,7 +90,7 @@ class _Runs(NamedTuple):
 
 
 class StoreMoments:
-    """The moments of a store's leaves over all counted steps, and the moments of these steps' returns. Not thread-safe.
+    """The moments of leaves and of returns, over all counted steps of a store. Not thread-safe.
 
     Each step counts once, when `follow` is first called with a snapshot that has it. Evicted steps still count. The
     return of a step is the discounted sum of its episode's rewards so far, R_t = r_t + gamma R_{t-1}.
@@ -106,10 +106,12 @@ class StoreMoments:
     Attributes
     ----------
     moments : dict of str to Moments
-        The moments by leaf, and the moments of returns as `RETURN`. Counting steps replaces this dict by a new one.
+        The moments of each leaf by path, and the moments of returns as `RETURN`. `follow` makes a new dict and does not
+        change the old dict.
     not_finite : int
-        The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. Such a step is left
-        out of the moments of that leaf, or of returns. In the returns of later steps, such a reward counts as 0.
+        The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that
+        leaf leave the step out. The moments of returns leave a step with such a reward out; in later returns, this
+        reward counts as 0.
     """
 
     def __init__(self, fields: Mapping[str, Field], rewards: Sequence[tuple[str, Any, Any]], gamma: float) -> None:
@@ -161,14 +163,14 @@ class StoreMoments:
     def _is_older(self, snapshot: Snapshot) -> bool:
         """Return whether a snapshot is older than the last snapshot whose steps were counted.
 
-        Lanes of an older snapshot may have other indices.
+        The lanes of an older snapshot may have other indices, so its steps are not counted.
         """
         if self._snapshot is None:
             return False
         return (snapshot.generation, len(snapshot.oldest)) < (self._snapshot.generation, len(self._newest))
 
     def _list_lanes(self, snapshot: Snapshot) -> None:
-        """Reorder `_newest` and `_returns` for a snapshot in which lanes have other indices."""
+        """Move the values of each lane to the lane's index in this snapshot."""
         known = self._newest >= 0
         newest, returns = self._newest[known], self._returns[known]
         at = snapshot.visible.places(newest)
@@ -188,14 +190,13 @@ class StoreMoments:
         is_continued = (counted > 0) & (skipped == counted)
         before = np.where(is_continued, self._returns[lane], 0.0)
         runs = _Runs(lane, first + skipped * stride, stride, steps - skipped, before)
-        # Runs are sorted by segment, lane and row, and not by the lane's index, which depends on the order in which
-        # segments were found.
+        # Runs are not sorted by the lane's index, because this index depends on the order in which segments were found.
         order = np.argsort(lane_keys(first, snapshot.origin, snapshot.lanes), kind="stable")
         order = order[(runs.steps[order] > 0) & (lane[order] >= 0)]
         return runs.select(order)
 
     def _counted(self, snapshot: Snapshot, runs: _Runs) -> tuple[dict[str, Moments], Floats, int]:
-        """Return the moments with the steps of `runs` added, each step's return, and the increase of `not_finite`."""
+        """Return the moments with the steps of `runs`, the returns of these steps, and how many are not finite."""
         ids, moments, rewards = runs.ids, dict(self.moments), []
         is_finite = np.ones(len(ids), np.bool_)
         if self._plan is None:
@@ -288,11 +289,10 @@ def _are_countable(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | None:
-    """Return an outlier (see `_FAR`) of a column of `values`, and the other values' standard deviation; or None.
+    """Return an outlier (see `_FAR`) and the standard deviation of the other values; None without an outlier.
 
-    The outlier is the value of largest magnitude in its column. The other values are the earlier values, whose moments
-    are `known`, and the column's values that are not similarly large (see `_ALIKE`). If the other values are less than
-    half of all values, there is no outlier.
+    The outlier is the largest magnitude in a column of `values`. The other values are the smaller values of the column
+    (see `_ALIKE`), and all earlier values, with the moments `known`. They must be at least half of all values.
     """
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
@@ -355,7 +355,7 @@ class Normalize(OneOwner, Transform):
     A step with NaN, an infinity or a number beyond 1e140 in a leaf is left out of the statistics of that leaf. A step
     with such a reward is left out of the statistics of returns. The first of these steps causes a warning, and
     `Sampler.stats` has the number of such steps as `steps_not_finite`. A few values that are a million times larger
-    than the others make the standard deviation useless. Such values cause a warning, too.
+    than the others make the standard deviation useless. These values also cause a warning.
 
     A `Normalize` belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
 
@@ -371,15 +371,15 @@ class Normalize(OneOwner, Transform):
     clip_obs, clip_reward : float or None
         The largest absolute values of the results; None: no limit.
     gamma : float
-        Discount per step of the returns.
+        Discount per step in the returns.
     epsilon : float
         A number that is added to each variance.
 
     Attributes
     ----------
     frozen : bool
-        Whether new steps leave the statistics unchanged. You may set `frozen`. Steps that arrive while `frozen` is True
-        are counted as soon as `frozen` is False.
+        If True, new steps do not change the statistics. You may set `frozen`. When you set it to False, the steps that
+        arrived in between are counted.
 
     Raises
     ------
@@ -506,7 +506,7 @@ class Normalize(OneOwner, Transform):
         return {"frozen": self.frozen, **(self._given if self._store is None else self._store.state_dict())}
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or has other fields.
+        """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or of other leaves.
 
         A `Normalize` without a sampler can also load a state, for example to normalise the observations of a policy
         that acts.

@@ -38,8 +38,8 @@ class Plan:
     """A batch that is drawn and not yet delivered. A plan keeps its snapshot and the snapshot's mapped chunks alive.
 
     `asked` is the requested batch size. `entropy` seeds the random numbers of the view and the transforms; None: no
-    random numbers are needed. `prepared` has the statistics that transforms need, as they were when the batch was
-    drawn. `gathered` is the job that makes the batch ahead (see `Prefetcher`), or None.
+    random numbers are needed. `prepared` has the statistics of the transforms from the time of the draw. `gathered` is
+    the job that makes the batch ahead (see `Prefetcher`), or None.
     """
 
     snapshot: Snapshot
@@ -73,7 +73,7 @@ class Limits(NamedTuple):
             raise ValueError(f"max_size needs the probabilities of ids, and {distribution} does not give them")
 
     def bounded(self, distribution: Distribution, kind: tuple[Any, ...]) -> Distribution:
-        """Return `distribution`; with the limit `max_size`, restrict it to the ids that `max_size` keeps."""
+        """Return `distribution`, restricted to the ids that `max_size` keeps, if there is this limit."""
         return distribution if self.indices is None else Bounded(distribution, self.indices.of(kind))
 
     def loaded(self, saved: PlannerState) -> "Limits":
@@ -85,12 +85,11 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A view, the population of its ids, and the distribution that draws batches of them.
+    """A view, the population of its ids, and the distribution that draws these ids.
 
-    `distribution` is the sampler's argument. `own` is a distribution that the view made, and that draws in place of
-    `distribution`; None: the view made none. `bounded` is the distribution in use with the limit `max_size`, and
-    `active` is the distribution in use with all limits. `random` is True if batches depend on random numbers in
-    addition to their ids.
+    `distribution` is the sampler's argument. `own` replaces `distribution` if the view has its own distribution, else
+    it is None. `bounded` is the distribution in use, with the limit `max_size`. `active` also has the limit
+    `max_times_sampled`. `random` is True if batches depend on random numbers in addition to their ids.
     """
 
     view: View
@@ -113,7 +112,7 @@ class Target:
 
     @property
     def kind(self) -> str:
-        """A text that a saved state contains: a sampler refuses a state with another text."""
+        """The kind of the ids, as a text in saved states. A sampler refuses a state if the texts differ."""
         return json.dumps(self.view.kind) + (self.own.key if self.own is not None else "")
 
     def ids(self) -> Ints:
@@ -124,7 +123,7 @@ class Target:
         return self._count_of(self.active)
 
     def drawable(self) -> int:
-        """Return the number of ids within `max_size` as of the last refresh; 0 before the first refresh."""
+        """Return the number of ids that `max_size` allows, at the last refresh; 0 before the first refresh."""
         return 0 if self.population.snapshot is None else self._count_of(self.bounded)
 
     def _count_of(self, distribution: Distribution) -> int:
@@ -180,14 +179,14 @@ class Planner:
         self.queue: deque[Plan] = deque()
         # Undelivered plans that `draw_other_size` drew, by the size of their batches.
         self._other_sizes: dict[int, Plan] = {}
-        self._returned = _NONE  # ids of dropped plans, to be drawn again; empty if draws may repeat ids
+        self._returned = _NONE  # ids of dropped plans, to be drawn again; empty if a draw may repeat ids
         self._priorities: Prioritized | None = None
         limits = Limits(
             None if max_times_sampled is None else TimesSampled(max_times_sampled),
             None if max_size is None else Indices(max_size, remover, int(self.rng.integers(1 << 62))),
         )
         self._check_target(view, distribution, limits)
-        self._cursors: dict[str, Any] = {}  # the states of earlier views' distributions, by `Distribution.key`
+        self._cursors: dict[str, Any] = {}  # states of distributions that earlier views made, by key
         self.target = self._target_of(view, self._claim(distribution), {}, limits)
 
     def set_target(self, view: View, distribution: Distribution) -> None:
@@ -214,7 +213,7 @@ class Planner:
             before.active.forget(before.population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
-        """Return the ids to draw again: the ids in `_returned` and in `draws`; none if draws may repeat ids."""
+        """Return the ids to draw again, with the ids of the dropped `draws`; empty if a draw may repeat ids."""
         once = self.target.active.gives_once and self.target.own is None
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
@@ -263,7 +262,7 @@ class Planner:
             except NotEnoughData:
                 if not queue:
                     raise
-                break  # the store may have enough steps when this batch is needed
+                break  # enough steps may arrive before this batch is needed
             if queue[-1] is not plan:
                 break
         return queue[0]
@@ -271,10 +270,9 @@ class Planner:
     def _draw_kept(self, size: int, refresh: bool, is_other_size: bool = False, instead: Plan | None = None) -> Plan:
         """Draw a batch, keep its plan, and return the plan.
 
-        The plan replaces the plan `instead`, if given. Without `instead`, the plan is kept in `_other_sizes` if
-        `is_other_size` is True, else in the queue. An ended distribution gives an empty draw, and the queue gets the
-        plan of an empty draw only if the queue is empty. If an interrupt comes before the plan is kept, the
-        distribution is as before the call.
+        The plan replaces the plan `instead`, if given. If `is_other_size` is True, the plan is kept in `_other_sizes`,
+        else in the queue. A distribution that has ended gives an empty draw. The plan of an empty draw is queued only
+        if the queue is empty. After an interrupt, the distribution is as before the call, unless the plan is kept.
         """
         active, plan = self.target.active, None
         before = (active.place(), self._returned) if active.gives_once else None
@@ -289,7 +287,7 @@ class Planner:
             return plan
         except BaseException as error:
             kept = *self.queue, *self._other_sizes.values()
-            # If the error is an Exception, nothing was drawn.
+            # An Exception comes before the draw, so there is nothing to undo.
             if not isinstance(error, Exception) and before is not None and not any(one is plan for one in kept):
                 if not self.rewind():
                     active.go_back(before[0])
@@ -297,14 +295,14 @@ class Planner:
             raise
 
     def draw(self, size: int, refresh: bool, lost: Draw | None = None) -> Plan:
-        """Draw one batch from the store's snapshot, and return its plan; if `lost` is given, replace this draw."""
+        """Draw a batch from the store's snapshot, in place of the draw `lost`, if given. Return the batch's plan."""
         snapshot = self._store.newest_snapshot() if refresh else self._store.snapshot
         target = self.target
         population, active = target.population, target.active
         if snapshot is not population.snapshot:
             try:
                 population.refresh(snapshot)
-            except SegmentGone:  # raised by `where`, which read an episode
+            except SegmentGone:  # from the user's `where`, which reads episodes
                 snapshot = self._refresh_population()
         if not population.size:
             needed = "1 is" if active.least == 1 else f"{active.least} are"
@@ -324,7 +322,7 @@ class Planner:
                 draw = active.draw_share(population, size, self.rng)
         except RefreshNeeded:
             return self.draw(size, refresh, lost)
-        except SegmentGone:  # raised by the distribution, which read times or values of steps
+        except SegmentGone:  # from the distribution, which reads times or values of steps
             return self.draw(size, True, lost)
         self._returned = returned
         entropy = int(self.rng.integers(1 << 62)) if target.random else None
@@ -332,7 +330,7 @@ class Planner:
         return Plan(snapshot, draw, size, entropy, draw_info)
 
     def current_draw_info(self, names: Sequence[str], ids: Ints, snapshot: Snapshot) -> DrawInfo:
-        """Return the fields that a draw of `ids` would have now; ids that cannot be drawn have probability 0."""
+        """Return the fields of a draw of `ids` at present, by name. Ids that cannot be drawn have probability 0."""
         self.target.population.refresh(snapshot)
         draw_info = self.target.draw_info_of(names, ids)
         if "probability" in draw_info:
@@ -359,13 +357,13 @@ class Planner:
     def delivered(self, plan: Plan) -> None:
         """Record that the batch of a plan is delivered.
 
-        If an interrupt ends the call, call this again: without a complete call, the batch is delivered a second time.
+        Repeat the call after an interrupt: otherwise the batch may be delivered twice.
         """
         active = self.target.active
         if active.gives_once:
             active.delivered(plan.draw)
         if self.queue and self.queue[0] is plan:
-            self.queue.popleft()  # the usual case, without a call of `_replace`
+            self.queue.popleft()  # faster than `_replace`
         else:
             self._replace(plan, None)
 
@@ -376,7 +374,7 @@ class Planner:
             self.target.active.forget(self.target.population, plan.draw)
 
     def _replace(self, plan: Plan, other: Plan | None) -> None:
-        """Replace an undelivered plan by another one, or remove it, in a single operation."""
+        """Replace an undelivered plan by `other`, or remove the plan, in a single operation."""
         if self.queue and self.queue[0] is plan:
             if other is None:
                 self.queue.popleft()
@@ -391,7 +389,7 @@ class Planner:
                 break
 
     def rewind(self) -> bool:
-        """If each draw depends on earlier draws (rollouts), drop all undelivered plans; their ids are drawn again.
+        """Drop all undelivered plans if each draw depends on earlier draws. The dropped ids are drawn again.
 
         Return whether each draw depends on earlier draws.
         """
@@ -444,8 +442,7 @@ class Planner:
     def loaded(self, state: Mapping[str, Any], refresh: bool) -> "Planner":
         """Return a planner that continues from a state. Raises ValueError if `state` does not fit this planner.
 
-        The new planner shares this planner's distribution, and the load changes this distribution. Nothing else of this
-        planner changes.
+        The two planners share the distribution, which the load changes. Nothing else of this planner changes.
         """
         saved, view, distribution = PlannerState.read(state), self.target.view, self.target.distribution
         if (saved.distribution, saved.kind) != (type(distribution).__name__, self.target.kind):
@@ -474,7 +471,7 @@ class Planner:
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
         """Return the saved plans before the first plan that lost an id.
 
-        The ids of the other plans may be drawn again; see `_once`.
+        If a draw may not repeat ids, the ids of all other plans are drawn again.
         """
         queue, target = deque[Plan](), self.target
         for plan in plans:
@@ -506,7 +503,7 @@ class Planner:
     def _of_sequences(
         self, ids: Ints, errors: NDArray[np.float64], eta: float
     ) -> tuple[Ints, NDArray[np.float64], int]:
-        """Return the ids that can be drawn, one error for each of these ids, and the number of the other ids."""
+        """Return the ids that can be drawn, an error for each, and the number of ids that cannot be drawn."""
         population = self.target.population
         for _ in range(ATTEMPTS):
             known = population.contains(ids)
@@ -527,6 +524,6 @@ class Planner:
             try:
                 self.target.population.refresh(snapshot)
                 return snapshot
-            except SegmentGone:  # raised by `where`, which read an episode
+            except SegmentGone:  # from the user's `where`, which reads episodes
                 self._store.refresh()
         raise SegmentGone(f"segments were evicted faster than their episodes could be read, {ATTEMPTS} times")

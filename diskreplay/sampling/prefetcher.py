@@ -1,4 +1,4 @@
-"""The makers of a sampler's batches. Threads make large batches ahead of their delivery, while the trainer computes."""
+"""Threads that make large batches ahead of their delivery, while the trainer computes."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -27,10 +27,10 @@ LEAST_FOR_A_THREAD = 256 << 10
 class Prefetcher:
     """Makes planned batches in threads. Not thread-safe: a sampler calls it under its lock.
 
-    Batches are made in the order of their plans, at most one for each plan. Two threads are started with the first
-    plan. One thread requests the pages of each plan from disk as soon as it gets the plan. The other thread waits for
-    the pages and copies the rows, with the gatherer's own threads. If the system cannot start threads, the caller of
-    `wait` makes the batch. The gatherer is not thread-safe: it makes one batch at a time, under a lock.
+    Batches are made in the order of their plans. One thread requests the pages of each plan from disk as soon as it
+    gets the plan. A second thread waits for the pages, and copies the rows with the gatherer's own threads. If the
+    system cannot start threads, the caller of `wait` makes the batch. A lock guards the gatherer, which is not
+    thread-safe.
     """
 
     def __init__(self, gatherer: Gatherer) -> None:
@@ -43,8 +43,8 @@ class Prefetcher:
     def begin(self, plans: Iterable[Plan], first: Plan) -> None:
         """Start to make the batches of these plans, except batches that an earlier call has started.
 
-        `first` is the plan of the batch to deliver. The batch of `first` is not started here either: if no earlier call
-        has started it, the caller makes this batch.
+        `first` is the plan of the batch to deliver. If no earlier call has started this batch, the caller makes the
+        batch.
         """
         for plan in plans:
             if plan.gathered is None and plan is not first:
@@ -58,7 +58,7 @@ class Prefetcher:
                 plan.gathered = self._making.begin(Job(make))
 
     def wait(self, gathered: Job[Gathered | Batch]) -> Gathered | Batch:
-        """Return a job's result, which is a `Batch` if the job applied transforms, or raise the job's exception."""
+        """Return a job's result (a `Batch` if the job applied transforms), or raise the job's exception."""
         started = perf_counter()
         found = gathered.result()
         self.seconds_waiting += perf_counter() - started
@@ -80,7 +80,7 @@ def _make(gathering: Lock, gatherer: Gatherer, plan: Plan, asked: Job[Pages] | N
 
 
 class Makers:
-    """Makes batches of one view: `gatherer` in the call that delivers a batch, `prefetcher` ahead of such calls.
+    """Makes batches of one view: ahead of their delivery (`prefetcher`), or when they are delivered (`gatherer`).
 
     `prefetcher` is None if `prefetch` is 0, the view is not `prefetchable`, or batches are too small. `planned` is the
     number of batches whose ids are drawn: the next batch, and the batches made ahead.
@@ -128,7 +128,7 @@ class Makers:
         raise SegmentGone("segments were evicted faster than they could be read")
 
     def prepare(self, plans: Iterable[Plan]) -> None:
-        """Give each plan without `prepared` the present statistics of the transforms; `plans` are in draw order."""
+        """If a plan lacks `prepared`, give it the transforms' statistics. `plans` are in draw order."""
         for plan in plans:
             if plan.prepared is None:
                 plan.prepared = self._pipeline.prepare(plan.snapshot)

@@ -1,4 +1,4 @@
-"""The sampler: makes batches of a store with a view and a distribution."""
+"""The class `Sampler`, which draws batches from a store."""
 
 import logging
 import os
@@ -60,12 +60,12 @@ _logger = logging.getLogger("diskreplay")
 
 
 class Statistics:
-    """Counts and times of one sampler, which updates them under its lock.
+    """Counts and times of one sampler. Not thread-safe: the sampler calls it under its lock.
 
     Attributes
     ----------
     batches, steps : int
-        Numbers of delivered batches and steps. After a load, these numbers include those of the saved run.
+        Numbers of delivered batches and steps. After a load, the batches and steps of the saved run are included.
     planning, elsewhere : float
         Seconds spent on planning batches, and in the trainer between the calls of the sampler.
     first, last : float
@@ -114,8 +114,8 @@ class Statistics:
 class Payments:
     """Reports to a `limiter` how many steps a sampler draws; if `limiter` is None, reports nothing.
 
-    `steps` is the number of steps of the smallest batch. Raises ValueError if the limiter could never allow that
-    number. ``paid`` is the number of steps reported by a call that failed later: these steps count for the next batch.
+    Raises ValueError if the limiter could never allow a batch of `steps` steps. ``paid`` is the number of steps that a
+    failed call has reported. These steps count for the next batch.
     """
 
     def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
@@ -126,7 +126,7 @@ class Payments:
             self.limiter = limiter.attach(store)
 
     def pay(self, steps: int) -> None:
-        """Wait until the limiter allows `steps` steps to be drawn, of which `paid` were already reported."""
+        """Wait until the limiter allows a draw of `steps` steps. The first `paid` steps were already reported."""
         if self.limiter is not None and steps > self.paid:
             self.limiter.draw(steps - self.paid)
             self.paid = steps
@@ -134,14 +134,14 @@ class Payments:
     def pay_for(self, plan: Plan, steps: int, planner: Planner) -> None:
         """Report the steps of a drawn batch to the limiter, and wait until the limiter allows these steps.
 
-        If the limiter refuses a batch, the next call with the same batch size gets this batch. A batch that would wait
-        for ever is dropped.
+        If the limiter refuses a batch, the next call with the same batch size gets this batch. If the limiter could
+        never allow a batch, the batch is dropped.
         """
         limiter, due = self.limiter, steps - self.paid
         try:
             self.pay(steps)
         except Exception as error:
-            # Only these exact types are refusals of the limiter: a damaged store raises subclasses of ValueError.
+            # A limiter raises exactly these types. A damaged store raises subclasses of ValueError.
             is_refusal = type(error) in (RateLimited, ValueError) and planner.target.active.sized
             if is_refusal and limiter is not None and not limiter.limiter.fits(due):
                 planner.drop(plan)
@@ -167,8 +167,8 @@ class Sampler(IterableDataset[Batch]):
     Parameters
     ----------
     store : Store or path
-        The store of the steps, or its path. A sampler does not close a given store. A path is opened with mode "r", and
-        `close` closes the opened store.
+        The store of the steps, or its path. If you give a path, the sampler opens the store with mode "r", and `close`
+        closes it. If you give a store, `close` leaves it open.
     view : View
         The meaning of an id, for example `Transitions(...)`.
     distribution : Distribution
@@ -178,9 +178,9 @@ class Sampler(IterableDataset[Batch]):
     device : torch.device or str or None
         The device of the delivered batches; None is the CPU.
     prefetch : int
-        The number of batches that threads make ahead while the trainer computes; their rows are requested from disk
-        early. Batch i is drawn in the call that delivers batch i - prefetch, from the snapshot and the priorities of
-        that moment. Rollouts, and batches of less than 256 KiB on the CPU, are not made ahead.
+        The number of batches that threads make ahead while the trainer computes. Batch i is drawn in the call that
+        delivers batch i - prefetch, from the snapshot and the priorities at that call. Rollouts, and batches of less
+        than 256 KiB on the CPU, are not made ahead.
     seed : int or None
         Seed of the draws, which depend only on the seed and the calls. None: an arbitrary seed.
     fields : sequence of str or None
@@ -197,13 +197,13 @@ class Sampler(IterableDataset[Batch]):
         the number of ids to draw from) and "priority_sum" (Σ p, see `Prioritized`). See "Fields on request" in
         docs/api/sampling.md.
     where : callable or None
-        A function of an episode, which returns True if steps of the episode may be drawn. The function is called once
-        for an ended episode, and for an open episode at every refresh that changes the store. The result for an ended
-        episode must depend on the episode alone. If the result depends on `hidden_steps` or on the time, a resumed
-        sampler draws other batches.
+        A function that gets an episode, and returns True if steps of this episode may be drawn. The function is called
+        once for an ended episode, and for an open episode at every refresh that changes the store. The result for an
+        ended episode must depend on the episode alone. If the result depends on `hidden_steps` or on the time, a
+        resumed sampler draws other batches.
     rank, world_size : int
         This trainer's number, from 0, and the number of trainers that share the ids. A hash of an id decides to which
-        share the id belongs, and an id never changes its share. Each id is in exactly one share, and the shares have
+        share the id belongs, so an id never changes its share. Each id is in exactly one share, and the shares have
         about equal sizes. With `Rollouts`, a share has whole lanes.
     limiter : RateLimiter or None
         A limiter that makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The
@@ -222,16 +222,16 @@ class Sampler(IterableDataset[Batch]):
         number is reached, each new id replaces an old id. The old id is never drawn again, but the store keeps its
         steps. `Rollouts` and a `Sweep` refuse this limit.
     remover : {"oldest", "lowest_priority", "random"}
-        The id to remove for a new id, as in Reverb (Fifo, MinHeap, Uniform). "oldest" removes the id that was published
-        first. "lowest_priority" removes the id with the lowest priority, and the oldest of several such ids. "random"
-        is a reservoir: every id so far remains with the same probability (Vitter 1985, algorithm R). "lowest_priority"
-        and "random" may remove the new id itself.
+        Which id a new id replaces if `max_size` is reached, as in Reverb (Fifo, MinHeap, Uniform). "oldest" removes the
+        id that was published first. "lowest_priority" removes the id with the lowest priority, and the oldest of
+        several such ids. "random" is a reservoir: every id so far remains with the same probability (Vitter 1985,
+        algorithm R). "lowest_priority" and "random" may remove the new id itself.
     transform : callable or sequence of callables, or None
         Transforms that change each batch before its delivery, in the given order. A transform is a `Normalize`,
         `RandomShift` or `ToFloat`, or a function of a batch that returns a batch or a dict of new fields. Transforms
-        get all fields of the batch on its device, with weights of 1. After the transforms, these weights are multiplied
-        by the weights of the draw. Transforms run in the thread that makes the batch. For a CUDA device, transforms run
-        in the call that delivers the batch, on the caller's stream. `gather` does not transform.
+        get all fields of the batch on its device, with weights of 1. After the transforms, the weights of the batch are
+        multiplied by the weights of the draw. Transforms run in the thread that makes the batch. For a CUDA device,
+        transforms run in the call that delivers the batch, on the caller's stream. `gather` does not transform.
 
     Raises
     ------
@@ -274,7 +274,7 @@ class Sampler(IterableDataset[Batch]):
         transform: TransformLike | Sequence[TransformLike] | None = None,
     ) -> None:
         self._batch_size = int_argument("batch_size", batch_size)
-        # The sizes of the next batches. All batches but the first are made ahead.
+        # The batch sizes of the next batches. All batches except the first are made ahead.
         self._sizes: tuple[int, ...] = (self._batch_size,)
         self._prefetch = int_argument("prefetch", prefetch, 0)
         drawing = drawing_arguments(where, rank, world_size, max_times_sampled, max_size, remover)
@@ -284,7 +284,7 @@ class Sampler(IterableDataset[Batch]):
         self._statistics = Statistics()
         self._closed = False
         self._change: Makers | None = None
-        self._before: Rollback | None = None  # not None during a load
+        self._before: Rollback | None = None  # what to restore if a load fails; None: no load runs
         self._destination = Destination(device_argument(device), 2 + self._prefetch, debug)
         self._own_store = Store(store) if isinstance(store, str | os.PathLike) else None
         self._steps_when_closed: int | None = None
@@ -329,7 +329,7 @@ class Sampler(IterableDataset[Batch]):
                 self.view = self._view
 
     def _sample_first(self, sizes: Sequence[int], beta: float | None) -> Batch:
-        """Draw a batch of `sizes[0]` items; batches of the later sizes are made ahead."""
+        """Return a batch of `sizes[0]` items. Let threads make batches of the other sizes ahead."""
         with self._lock:
             self._sizes = tuple(sizes[: self._makers.planned])
             return self.sample(sizes[0], beta)
@@ -355,7 +355,7 @@ class Sampler(IterableDataset[Batch]):
             self._complete_change()
 
     def _complete_change(self) -> None:
-        """Complete a change of the view, or undo a load of a state, that an interrupt has cut short."""
+        """Complete an interrupted change of the view, or undo an interrupted load of a state."""
         self._go_back()
         if self._change is None:
             return
@@ -375,8 +375,8 @@ class Sampler(IterableDataset[Batch]):
     def distribution(self) -> Distribution:
         """The rule by which ids are drawn. A new rule applies to the next batch; batches drawn ahead are drawn again.
 
-        Priorities are kept when another distribution replaces a `Prioritized`. `update_priorities` still updates these
-        priorities, and a later `Prioritized` takes them over.
+        When another distribution replaces a `Prioritized`, the priorities are kept, and `update_priorities` still sets
+        priorities. A later `Prioritized` takes over the priorities.
         """
         return self._planner.target.distribution
 
@@ -391,8 +391,8 @@ class Sampler(IterableDataset[Batch]):
     def sampleable(self) -> int:
         """The number of ids that can be drawn now, in this rank's share and in episodes that `where` allows.
 
-        This number excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. For rollouts,
-        the number of ids is the number of steps that were not drawn yet. The store is refreshed first, as by `sample`.
+        This number excludes ids that were sampled `max_times_sampled` times or removed for `max_size`. With `Rollouts`,
+        it is the number of steps that were not drawn yet. Like `sample`, this first refreshes the store.
         """
         with self._lock:
             self._check_open()
@@ -418,11 +418,11 @@ class Sampler(IterableDataset[Batch]):
         Raises
         ------
         NotEnoughData
-            No step is sampleable, or `max_times_sampled` allows fewer items than the batch needs. Nothing is drawn.
+            No step can be sampled, or `max_times_sampled` allows fewer items than the batch needs. Nothing is drawn.
         RateLimited
-            The limiter's timeout passed. Nothing was drawn, or the drawn batch is kept, and the next call with this
-            batch size returns it. A batch of `Episodes` with too many steps for the limiter's `error_buffer` is
-            dropped, and the message says so.
+            The limiter's timeout passed. If a batch was already drawn, the next call with this batch size returns the
+            batch. A batch of `Episodes` with too many steps for the limiter's `error_buffer` is dropped, and the
+            message says so.
         StopIteration
             A `Sweep` has ended, which also ends `for batch in sampler`.
         ValueError
@@ -467,7 +467,8 @@ class Sampler(IterableDataset[Batch]):
                     steps = makers.gatherer.reader.count_steps(plan.snapshot, ids)
                 else:
                     steps = item_steps * size
-                # If the number of steps was known before the draw, `sample` has already reported it to the limiter.
+                # If the number of steps was known before the draw, `sample` has already reported the steps to the
+                # limiter.
                 if payments.limiter is not None and (item_steps is None or not active.sized):
                     is_refused = True
                     payments.pay_for(plan, steps, planner)
@@ -559,7 +560,8 @@ class Sampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids. A skipped id was evicted, is unknown to the view, or has another kind.
+            The number of skipped ids. An id is skipped if it was evicted, the view does not know it, or its kind is not
+            the view's kind.
 
         Raises
         ------
@@ -580,14 +582,14 @@ class Sampler(IterableDataset[Batch]):
 
         The state has:
 
-        - the priorities, 8 bytes an id and some numbers an episode
+        - the priorities (8 bytes for each id, and some numbers for each episode)
         - the number of batches, which schedules depend on, and the state of the random numbers
-        - the position in a `Sweep`, or in rollouts
+        - the position in a `Sweep` or in `Rollouts`
         - the counts for `max_times_sampled`, and the ids that `max_size` keeps (16 bytes an id)
         - the statistics of transforms
         - the ids of batches that were drawn ahead, or refused by a limiter
 
-        The state does not have the arguments of sampler, view and distribution.
+        The arguments of the sampler, the view and the distribution are not in the state.
         """
         with self._lock:
             self._check_open()
@@ -598,16 +600,15 @@ class Sampler(IterableDataset[Batch]):
 
         With the same arguments, and the same steps in the store, the next batches are those of an uninterrupted run.
 
-        Ids that the store no longer has are dropped, and new ids get the largest priority so far. If a batch drawn
-        ahead has lost an id, this batch and all later batches are drawn again. Earlier batches keep their ids, but
-        `age`, and fields that depend on later steps of open episodes, have their current values.
+        Ids that the store no longer has are dropped, and new ids get the largest priority so far. If an id of a batch
+        drawn ahead was evicted, this batch and all later batches are drawn again. Earlier batches keep their ids, but
+        get current values of `age` and of fields that depend on later steps of open episodes.
 
         Raises
         ------
         ValueError
             `state` is not a sampler's state, or belongs to another store, distribution or kind of view. Also raised if
-            `state` has batches, drawn ahead or refused, of another size than this sampler's batch size. Nothing is
-            changed.
+            `state` has undelivered batches, and was saved with another `batch_size`. Nothing is changed.
         """
         self._load(state)
 
@@ -640,7 +641,7 @@ class Sampler(IterableDataset[Batch]):
         FormatError
             The state is damaged.
         ValueError
-            The state is refused, for the reasons of `load_state_dict`.
+            `load_state_dict` refuses the state.
         """
         with self._lock:
             self._check_open()
@@ -655,7 +656,7 @@ class Sampler(IterableDataset[Batch]):
     def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
         """Load a state.
 
-        `replace` gets the changes to apply; if `replace` raises or applies none, the load is undone.
+        `replace` must apply the changes that it gets. If it raises or does not apply them, the load is undone.
         """
         with self._lock:
             self._check_open()
@@ -714,7 +715,7 @@ class Sampler(IterableDataset[Batch]):
         - `batches`: the number of delivered batches
         - `steps`: the number of delivered steps of the environment (a window of 20 is 20 steps)
         - `steps_per_second`: delivered steps a second, since the first batch was requested
-        - `replay_ratio`: delivered steps per step in the store (after `close`: per step that the store then had)
+        - `replay_ratio`: delivered steps per step in the store (after `close`: in the store at that time)
         - `seconds_planning`: drawing ids, and waiting for a limiter
         - `seconds_waiting`: waiting for batches that are made ahead
         - `seconds_elsewhere`: in the trainer, between the calls of the sampler
@@ -722,8 +723,8 @@ class Sampler(IterableDataset[Batch]):
         - `seconds_gathering`, in any thread: copying rows
         - `seconds_copying`, in any thread: copies to devices other than CUDA
         - `seconds_transforming`, in any thread: transforms
-        - `population` and `priority_sum`: the current values of the fields with these names
-        - `steps_not_finite`, from `Normalize`: steps that its statistics leave out
+        - `population` and `priority_sum`: the current values of these fields of batches (see `Sampler`)
+        - `steps_not_finite`, with a `Normalize`: the number of steps that its statistics leave out
         """
         with self._lock:
             steps = self._steps_when_closed

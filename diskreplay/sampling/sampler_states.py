@@ -34,7 +34,7 @@ class SavedPlan(NamedTuple):
 
 
 class PlannerState(NamedTuple):
-    """A planner's checked state.
+    """A planner's saved state, after checks.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class PlannerState(NamedTuple):
     indices : mapping
         The ids that `max_size` keeps; empty without this limit.
     returned : ndarray of int64
-        Ids to draw again.
+        Ids of dropped plans, to be drawn again.
     refused : list of SavedPlan
-        Batches that a limiter refused, of other sizes than the sampler's batch size.
+        Plans of batches that a limiter refused. Their sizes differ from the sampler's `batch_size`.
     """
 
     generator: np.random.PCG64
@@ -73,7 +73,7 @@ class PlannerState(NamedTuple):
             priorities = None if kept is None else Prioritized(**kept["arguments"])
             if priorities is not None:
                 priorities.load_state_dict(kept["state"])
-            # Here only the shapes of cursors are checked: each distribution checks its state when it loads the state.
+            # Only the shapes are checked here. A distribution checks the values when it loads its state.
             cursors = {
                 str(key): dict(zip(map(str, cursor), columns(cursor, cursor), strict=True))
                 for key, cursor in state["cursors"].items()
@@ -96,10 +96,10 @@ class PlannerState(NamedTuple):
 
 
 def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
-    """Return the numbers `batch_size`, `paid`, `batches` and `steps` of a sampler's state, by name.
+    """Return the values of `batch_size`, `paid`, `batches` and `steps` in a sampler's state, by name.
 
-    Raises ValueError if `state` is not a sampler's state, has another version, or is of a store with another UUID than
-    `store`. Also raises ValueError if batches drawn ahead have another size than `batch_size`.
+    Raises ValueError if `state` is not a sampler's state, or its version is not `VERSION`, or its store does not have
+    the UUID `store`. Also raises ValueError if batches drawn ahead have another size than `batch_size`.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is not a state of a sampler, but {type(state).__name__}")

@@ -1,9 +1,9 @@
 """Targets inside windows of steps: n-step and lambda-returns, and targets with off-policy corrections.
 
-All functions share the arguments of `nstep_targets`, and the same rule for the end of a sum. After a terminated step
-nothing is added. After a truncated step, the last real step, or the last step of the window, the value of the next
-observation is added. `rescale_value` shrinks large returns, so that a network can learn them; `unscale_value` is its
-inverse.
+All functions have the arguments of `nstep_targets`, and end sums by the same rule. If a sum ends at a terminated step,
+nothing is added. If a sum ends at a truncated step, at the last real step, or at the end of the window, the value of
+the next observation is added. `rescale_value` shrinks large returns, so that a network can learn them; `unscale_value`
+is its inverse.
 """
 
 from typing import Any, NamedTuple
@@ -27,10 +27,10 @@ def nstep_targets(
 
     The target of step t is ``sum(gamma**i * reward[t + i] for i in range(k)) + gamma**k * values[t + k]``, without the
     last term if one of the k steps terminated. k is n, or less if the sum reaches the end of the window, the last real
-    step (see `mask`), or a terminated or truncated step. So the last steps of a window have targets of fewer steps if
-    the episode goes on. A truncated episode bootstraps from its final observation.
+    step (see `mask`), or a terminated or truncated step. So targets near the end of a window have fewer than n steps,
+    even if the episode goes on. A truncated episode bootstraps from its final observation.
 
-    Nothing is detached: if `values` has a gradient, so have the targets. For fixed targets, call this under
+    Nothing is detached: gradients of the targets flow to `values`. For fixed targets, call this under
     ``torch.no_grad()``, or with ``values.detach()``. With R2D2's rescaling of values, pass the values through
     `unscale_value` and the targets through `rescale_value`.
 
@@ -52,10 +52,10 @@ def nstep_targets(
         the environment's discounts. With a tensor, ``gamma**i`` is the product of the discounts of the i steps from t
         on.
     mask : Tensor or None
-        (batch, length), True at real steps; None: all steps are real. Targets of other steps are 0.
+        (batch, length), True at real steps; None: all steps are real. Targets at padded steps are 0.
     truncated : Tensor or None
-        (batch, length), True where an episode was cut short. A batch of `Sequences` does not need `truncated`, since
-        its `mask` ends with the episode.
+        (batch, length), True at the last step of an episode that was cut short. A batch of `Sequences` does not need
+        `truncated`, since its `mask` ends with the episode.
     next_values : Tensor or None
         (batch, length) float: the value of the observation after each step, in place of ``values[:, 1:]``. Windows that
         cross episodes need `next_values` and `truncated`: the final observation of an episode is not the observation of
@@ -97,11 +97,11 @@ def lambda_returns(
 ) -> torch.Tensor:
     """Compute the lambda-return of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.1).
 
-    The target of TD(lambda) is the weighted mean of all n-step targets. The target of n steps has the weight
-    ``(1 - lambda_) * lambda_**(n - 1)``, and the longest sum has the remaining weight. DreamerV3's form (Hafner et al.
-    2023, "Critic learning") is ``R_t = r_t + gamma_t * ((1 - lambda_) * V_{t+1} + lambda_ * R_{t+1})``, where gamma_t
-    is gamma times the predicted probability that the episode continues. `lambda_` is 0 to 1. For the other arguments,
-    the result and the errors see `nstep_targets`. Generalized advantage estimates are these targets minus
+    The target of TD(lambda) is the weighted mean of all n-step targets. The target of n steps has the weight ``(1 -
+    lambda_) * lambda_**(n - 1)``, and the longest sum has the remaining weight. DreamerV3's form (Hafner et al. 2023,
+    "Critic learning") is ``R_t = r_t + gamma_t * ((1 - lambda_) * V_{t+1} + lambda_ * R_{t+1})``, where gamma_t is
+    gamma times the predicted probability that the episode continues. `lambda_` is 0 to 1. The other arguments, the
+    result and the errors are those of `nstep_targets`. Generalized advantage estimates are these targets minus
     ``values[:, :-1]``.
 
     Examples

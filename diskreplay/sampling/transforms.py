@@ -1,4 +1,4 @@
-"""Transforms, which change batches before their delivery: users' functions, and transforms of frames."""
+"""Transforms, which change batches before delivery: functions of users, and transforms of frames."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -46,11 +46,11 @@ class Transform(ABC):
         """Return the new batch, or a dict of the new fields. `entropy` seeds the random numbers."""
 
     def prepare(self, snapshot: Snapshot) -> Arrays:
-        """Return the arrays that `apply` needs for a batch from this snapshot; called in the order of the draws."""
+        """Return the arrays that `apply` needs for a batch from this snapshot. Batches are prepared in draw order."""
         return {}
 
     def claim(self, owner: object) -> None:  # noqa: B027  # most have no state
-        """Make the sampler `owner` the only owner of this transform, if the transform keeps a state; see `OneOwner`."""
+        """If this transform keeps a state, make the sampler `owner` its only owner; see `OneOwner`."""
 
     def stats(self) -> dict[str, float]:
         """Return numbers for `Sampler.stats`, by name."""
@@ -140,7 +140,7 @@ class Rollback:
         self._transforms, self._states = transforms, transforms_state(transforms)
 
     def go_back(self) -> None:
-        """Restore the states. This may be called again after an interrupt."""
+        """Restore the kept states. After an interrupt, call this again."""
         self._distribution.go_back(self._place)
         load_transforms(self._transforms, self._states)
 
@@ -150,7 +150,7 @@ def obs_leaves(
 ) -> dict[str, Field]:
     """Return, by path, the observation leaves with these names; if `names` is None, all leaves that fit.
 
-    If the observation is one array, its name is "obs". ``described`` says in error messages which leaves fit, for
+    If the observation is one array, its name is "obs". ``described`` describes fitting leaves in error messages, for
     example "of uint8".
     """
     every = {path: field for path, field in schema.leaves.items() if path.split("/")[0] == "obs"}
@@ -247,8 +247,8 @@ class RandomShift(Transform):
     channels_last : bool
         Whether frames are (height, width, channels). False: height and width are the last two axes.
     shared : bool
-        Whether `next_obs` has the shifts of `obs`. False: `next_obs` has its own shifts, as in DrQ-v2 (Yarats et al.
-        2021).
+        Whether `obs` and `next_obs` have the same shifts. False: `next_obs` has its own shifts, as in DrQ-v2 (Yarats et
+        al. 2021).
 
     Raises
     ------
@@ -323,7 +323,8 @@ class RandomShift(Transform):
             size = padded.shape[axis]
             before, behind = padded.narrow(axis, 0, 1), padded.narrow(axis, size - 1, 1)
             padded = torch.cat([*[before] * self._pad, padded, *[behind] * self._pad], axis)
-        # Each row of the result is one piece of the flattened padded frames. The piece begins at index `frame + row`.
+        # All padded frames are flattened to one axis. A row of a shifted frame is `width` pixels of this axis, from
+        # index `frame + row` on.
         items, channels, lines, columns = padded.shape
         frame = torch.arange(items * channels, device=down.device).view(items, channels, 1) * (lines * columns)
         row = (torch.arange(height, device=down.device) + down[:, None])[:, None] * columns + right[:, None, None]

@@ -17,8 +17,8 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.writing.writer import Writer
 
-# The temporary store's episode has this number of steps more than an item. So items at the start, in the middle and at
-# the end of the episode are drawn.
+# The episode of the temporary store is this number of steps longer than an item. So items at its start, middle and end
+# can be drawn.
 _MORE = 8
 
 
@@ -32,10 +32,10 @@ def warmup(
     Compiled kernels are kept on disk: after the first call on a machine, a call takes a fraction of a second. Without
     arguments, all kernels are compiled.
 
-    With a store and a view, only the kernels of a sampler with these arguments are compiled. Other work that only the
-    first batch of a sampler needs is done, too. For this, a temporary store of the same schema, with one short episode,
-    is sampled with a copy of the distribution. A `value_fn` is called with an observation of zeros. Only the schema and
-    the limits of the given store are read.
+    With a store and a view, only the kernels of a sampler with these arguments are compiled. To do all work that a
+    first batch needs, two batches are drawn from a temporary store, which has the same schema and one short episode. If
+    the view has a `value_fn`, it is called with an observation of zeros. Of the given store, only the schema and the
+    limits are read.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def warmup(
             steps = (view.item_steps or 1) + _MORE
             for step in range(steps):
                 _append(trial, writer, step == steps - 1)
-            for _ in range(2):  # the first batch finds new steps, and the second batch finds none
+            for _ in range(2):  # the second batch finds no new steps
                 batch = sampler.sample()
             if distribution.weighted:
                 sampler.update_priorities(batch.index, np.ones(len(batch.index)))
