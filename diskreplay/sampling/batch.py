@@ -201,11 +201,11 @@ class Batch(Mapping[str, Tree]):
     def to_tensordict(self) -> "TensorDict":
         """Return the batch as a TensorDict with TorchRL's keys. The TensorDict shares memory with the batch.
 
-        An `obs` of one tensor has the key "observation". If `obs` is a dict or tuple, its keys are at the root.
-        `next_obs` has the same keys below "next". `reward`, `terminated` and `truncated` keep their names below "next",
-        where "done" is true if either flag is true. `n_steps` is "steps_to_next_obs", `is_first` is "is_init", and
-        `weight` is "priority_weight". Other fields keep their names, at the root. Rewards, flags and `n_steps` have a
-        trailing axis of length 1.
+        If `obs` is one tensor, its key is "observation". If `obs` is a dict or tuple, the TensorDict has the keys of
+        `obs`. `next_obs` has the same keys below "next". `reward`, `terminated` and `truncated` keep their names below
+        "next". "done" below "next" is true if the step is terminated or truncated. `n_steps` is "steps_to_next_obs",
+        `is_first` is "is_init", and `weight` is "priority_weight". Other fields keep their names. Rewards, flags and
+        `n_steps` have a trailing axis of length 1.
 
         The batch size is the shape of `reward`: (B,), or (B, L) for sequences. Fields with one value for each sequence
         are expanded over its L steps.
@@ -228,7 +228,7 @@ class Batch(Mapping[str, Tree]):
         size : int
             Number of items in a minibatch: the length of its leading axis.
         epochs : int
-            The number of passes over all items, each in another order.
+            The number of passes over all items. Each pass has another order.
         seed : int or None
             The seed of the random orders. Use a different seed for each rollout; with the same seed, all rollouts have
             the same orders. None: no fixed seed.
@@ -296,13 +296,13 @@ class Batch(Mapping[str, Tree]):
                 yield flat.select(order[start : start + size])
 
 
-# These attributes are looked up here and not in each call, because a batch is made and read in a few microseconds.
+# These functions are looked up only once, because a batch is made and read in a few microseconds.
 _set_fields: Callable[[Batch, dict[str, Tree]], None] = Batch.__dict__["_fields"].__set__
 _set_kind: Callable[[Batch, Kind | None], None] = Batch.__dict__["_kind"].__set__
 _tensor, _array = torch.from_numpy, np.ndarray
 _NODES = frozenset([dict, TupleRecord])
-# torch can neither fill nor pickle tensors of these unsigned dtypes. Zeros are written through a view with the signed
-# dtype, where a zero has the same bytes.
+# torch can neither fill nor pickle tensors of these unsigned dtypes. To write zeros, such a tensor is viewed with the
+# signed dtype. A signed zero has the same bytes.
 _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -344,7 +344,7 @@ def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
 def shuffled_sequences(
     ends: Bools, size: int, epochs: int, rng: np.random.Generator, length: int | None
 ) -> Iterator[Windows]:
-    """Yield minibatches of `size` sequences, padded to `length` steps; None: to the longest sequence."""
+    """Yield minibatches of `size` sequences. They are padded to `length` steps, or to the longest sequence."""
     steps, columns = ends.shape
     places, counts = find_sequences(ends, length)
     for _ in range(epochs):
@@ -395,7 +395,7 @@ def _has_arrays(tree: Tree) -> bool:
 
 
 def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Return a tree that has, at each path, the result of `function` for the leaves of all `trees` at this path."""
+    """Apply `function` to the leaves of all `trees` at each path, and return a tree of the results."""
     if isinstance(trees[0], dict):
         return {name: map_tree(function, *(tree[name] for tree in trees)) for name in trees[0]}
     if isinstance(trees[0], TupleRecord):
@@ -452,7 +452,7 @@ def _of_parts(values: Iterable[Tree], context: tuple[list[str], Kind | None]) ->
     return Batch(dict(zip(names, values, strict=True)), kind)
 
 
-# TorchRL's keys for the fields of a batch. Other fields keep their names, at the root.
+# TorchRL's keys for fields of a batch. Fields that are not listed keep their names.
 KEYS: Mapping[str, str | tuple[str, str]] = {
     "reward": ("next", "reward"),
     "terminated": ("next", "terminated"),
@@ -461,7 +461,7 @@ KEYS: Mapping[str, str | tuple[str, str]] = {
     "is_first": "is_init",
     "weight": "priority_weight",
 }
-# TorchRL gives these fields a trailing axis of length 1.
+# Fields that have a trailing axis of length 1 in TorchRL.
 COLUMNS = frozenset({"reward", "terminated", "truncated", "n_steps", "is_first"})
 
 

@@ -138,7 +138,7 @@ class StoreMoments:
         return {**self.__dict__, "_snapshot": None, "_plan": None, "_read": 0}
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Count the new steps of a snapshot; if a segment is evicted meanwhile, the next call counts them."""
+        """Count the new steps of a snapshot. If a segment is evicted during the call, a later call counts them."""
         if snapshot is self._snapshot or self._is_older(snapshot):
             return
         if self._snapshot is None or snapshot.generation != self._snapshot.generation:
@@ -455,7 +455,7 @@ class Normalize(OneOwner, Transform):
 
     @property
     def moments(self) -> dict[str, Moments]:
-        """The statistics, (count, mean, var) in float64, by leaf ("obs", "obs/state"), and of returns as "return"."""
+        """The statistics, (count, mean, var) in float64, by path of the leaf. The key of returns is "return"."""
         return dict(_SavedMoments.read(self._given).moments if self._store is None else self._store.moments)
 
     def bind(self, schema: Schema, view: View) -> list[str]:

@@ -543,7 +543,7 @@ class Sampler(IterableDataset[Batch]):
             return self._makers.batch_of(wanted, self._store, self._planner, fields)
 
     def update_priorities(self, index: Any, td_error: Any, kind: Kind | None = None) -> int:
-        """Set the priorities of ids from their temporal-difference errors. After an error, nothing was changed.
+        """Set the priorities of ids from their temporal-difference errors. If the call fails, nothing was changed.
 
         Parameters
         ----------

@@ -128,10 +128,9 @@ def q_lambda_targets(
 ) -> torch.Tensor:
     """Compute Watkins's Q(lambda) target of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.10).
 
-    The targets are `lambda_returns`, except that a sum ends before the first later action that was not greedy.
-    `values`, (batch, length + 1), is the largest Q of each observation. `greedy`, (batch, length), is True if the
-    step's action has the largest Q. `lambda_` is 0 to 1. For the other arguments, the result and the errors see
-    `nstep_targets`.
+    The targets are `lambda_returns`, but a sum also ends before the next action that was not greedy. `values`, (batch,
+    length + 1), is the largest Q of each observation. `greedy`, (batch, length), is True if the step's action has the
+    largest Q. `lambda_` is 0 to 1. The other arguments, the result and the errors are those of `nstep_targets`.
 
     Examples
     --------
@@ -164,9 +163,9 @@ def retrace_targets(
     ``gamma**(s - t) * c_{t+1} * ... * c_s * delta_s``.
 
     `values`, (batch, length + 1), is the mean of Q over the learned policy pi, ``(pi * q_values).sum(-1)``. `q`,
-    (batch, length), is the Q of the step's action. `log_rho`, (batch, length), is log pi(a|s) - log mu(a|s) of that
-    action, where mu is the policy that took the action. Store log mu(a|s) as an extra field. Actions need not be
-    discrete. `lambda_` is 0 to 1. For the other arguments, the result and the errors see `nstep_targets`.
+    (batch, length), is the Q of the step's action. `log_rho`, (batch, length), is log pi(a|s) - log mu(a|s) of the
+    step's action, where mu is the policy that took the action. Store log mu(a|s) as an extra field. Actions need not be
+    discrete. `lambda_` is 0 to 1. The other arguments, the result and the errors are those of `nstep_targets`.
 
     Examples
     --------
@@ -248,8 +247,8 @@ def vtrace_targets(
 class _Steps(NamedTuple):
     """A batch of windows in float64, (batch, length), with 0 at padded steps.
 
-    `discount` is the discount after a step, and `following` the value of the next observation; both are 0 if the step
-    terminated. `continues` is True where sums go on to the next step, and `real` is False at padded steps. `dtype` is
+    `discount` is the discount after a step, and `following` is the value of the next observation. Both are 0 after a
+    terminated step. `continues` is True if a sum goes on after the step. `real` is False at padded steps. `dtype` is
     the dtype of the targets.
     """
 
@@ -275,7 +274,7 @@ class _Steps(NamedTuple):
     ) -> "_Steps":
         """Return the checked arguments as a `_Steps`, with 0 in place of values that no target uses.
 
-        These values are replaced by `torch.where`, because a product with 0 would keep a NaN.
+        `torch.where` also replaces NaN. A product with 0 would keep NaN.
         """
         discounts = gamma if isinstance(gamma, torch.Tensor) else None
         shaped = {"terminated": terminated, "mask": mask, "truncated": truncated, "gamma": discounts, **others}
@@ -367,7 +366,7 @@ def rescale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     values : Tensor
         Floating point, any shape.
     eps : float
-        The eps of h, at least 0. If `eps` is above 0, the inverse is Lipschitz continuous.
+        The factor eps in h, at least 0. If `eps` is above 0, the inverse is Lipschitz continuous.
 
     Returns
     -------
@@ -392,7 +391,7 @@ def rescale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
 def unscale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     """Compute the inverse of `rescale_value` for each value (Pohlen et al. 2018, appendix).
 
-    For parameters, result and errors see `rescale_value`.
+    The parameters, the result and the errors are those of `rescale_value`.
 
     Examples
     --------
@@ -400,8 +399,8 @@ def unscale_value(values: torch.Tensor, eps: float = 1e-3) -> torch.Tensor:
     tensor([100.])
     """
     y, eps = _checked_floats(values, eps)
-    # With u = sqrt(|x| + 1) - 1, |y| = u + eps * u * (u + 2). The next lines solve this for u in a form that loses no
-    # digits near 0.
+    # With u = sqrt(|x| + 1) - 1, |y| = u + eps * u * (u + 2). The next lines solve this equation for u, without a loss
+    # of digits near 0.
     linear = 1.0 + 2.0 * eps
     u = 2.0 * y / (linear + torch.sqrt(linear * linear + 4.0 * eps * y.abs()))
     return (u * (u.abs() + 2.0)).to(values.dtype)

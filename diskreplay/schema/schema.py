@@ -51,11 +51,11 @@ class Schema:
     obs, action : Field, or dict or tuple of these, nested
         One step's observation and action.
     reward : Field
-        A numeric scalar.
+        The field of the reward, a numeric scalar. None: float32.
     extra : dict, optional
         Fields of further values of each step, by name, such as ``log_prob``.
     episode : dict, optional
-        Fields of the values of each episode, by name, such as ``seed``.
+        Fields of values that each episode has once, by name, such as ``seed``.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class Schema:
         Parameters
         ----------
         env
-            Its spaces define the stored fields.
+            The environment. Its spaces define the stored fields.
         extra, episode : dict, optional
             See `Schema`.
         dtype_map : dict, optional
@@ -313,7 +313,7 @@ def _checked_names(named: Any, part: str, taken: frozenset[str]) -> dict[str, Tr
 def _check_key(key: Any, path: str) -> None:
     if not isinstance(key, str):
         raise SchemaError(f"{path}: keys must be strings, not {key!r:.80}")
-    # To zarr, a backslash is a slash, and names that start with two underscores are reserved.
+    # zarr reads a backslash as a slash, and reserves names that start with two underscores.
     bad = key in ("", ".", "..", "zarr.json") or key.startswith("__") or not {"/", "\\", "\0"}.isdisjoint(key)
     try:
         size = len(key.encode())
@@ -324,7 +324,7 @@ def _check_key(key: Any, path: str) -> None:
 
 
 def _walk(tree: Any, path: str, leaves: dict[str, Field], depth: int = 0) -> tuple[Tree, _Plan]:
-    """Return a copy of a tree of fields, and a tree of their paths; add the fields to ``leaves`` by path."""
+    """Return a copy of a tree of fields, and a tree of the fields' paths. Add the fields to ``leaves``."""
     if isinstance(tree, Field):
         if len(leaves) >= MAX_LEAVES:
             raise SchemaError(f"a schema has at most {MAX_LEAVES} fields, and this one has more")
@@ -380,7 +380,7 @@ def _unflatten(plan: dict[str, _Plan], values: Mapping[str, Any]) -> dict[str, A
 
 
 def with_tuples(tree: Tree, values: Any) -> Any:
-    """Return nested dicts with a `TupleRecord` in place of each dict that has all items of a tuple of ``tree``."""
+    """Return ``values`` with `TupleRecord`s for the tuples of ``tree``. A tuple that lacks items stays a dict."""
     if not isinstance(tree, (dict, tuple)) or not isinstance(values, dict):
         return values
     below = tree if isinstance(tree, dict) else {str(i): inner for i, inner in enumerate(tree)}

@@ -33,8 +33,8 @@ class Field:
     dtype : str or numpy.dtype
         bool, an integer of 8 to 64 bits, or a float of 16 to 64 bits.
     space : dict, optional
-        The Gymnasium space of the values, as plain JSON; enforced for actions if the store was created with
-        ``validate="space"``.
+        The Gymnasium space of the values, as plain JSON. If the store was created with ``validate="space"``, actions
+        outside the space are refused.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class Field:
         Parameters
         ----------
         value : array-like or tensor
-            Tensors are detached and copied to the CPU.
+            The value to cast. Tensors are detached and copied to the CPU.
         name : str
             The leaf's path, for the error message.
         leading : tuple of int
@@ -235,7 +235,7 @@ def tree_from_space(space: Any, name: str, dtypes: DtypeMap) -> Any:
 def _bounds(values: np.ndarray, dtype: np.dtype[Any]) -> Any:
     """Return bounds as JSON, rounded to the stored dtype.
 
-    Stored values of the space are rounded in the same way, and so stay within the bounds.
+    Stored values are rounded in the same way, so they stay within the bounds.
     """
     if dtype.kind != "f":
         return _numbers(values)
@@ -297,7 +297,7 @@ class TupleRecord(tuple[Any, ...]):
         return super().__getitem__(int(key))
 
     def __contains__(self, key: object) -> bool:
-        """For a str, whether it is one of the keys; for any other value, whether it is one of the items."""
+        """Return whether a str is one of the keys, or whether any other value is one of the items."""
         return key in self.keys() if isinstance(key, str) else super().__contains__(key)
 
     def keys(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ In these fields, the float32 values of the store and of the reference may differ
 
 
 def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cuts: bool = False) -> dict[int, int]:
-    """Compare every episode of a store's snapshot, hidden steps included, with the model.
+    """Compare every episode of a store's snapshot with the model, including hidden steps.
 
     `key` names the integer extra field whose value is different in every step. A writer may cut an open episode when it
     begins a new segment, and the model cannot predict this. With `length_cuts`, the model's episodes are cut where the
@@ -49,8 +49,7 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
         if last not in real:
             raise AssertionError(f"the episode whose last step is {last} is not in the store")
         if length_cuts:
-            # If no row marks the end of an episode, a background thread makes the end visible when it seals the
-            # segment.
+            # A background thread seals segments. Sealing shows an end that no row marks.
             episode.show_end(real[last].cut)
         check_episode(real[last], episode)
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
@@ -128,7 +127,7 @@ def check_episode(real: Any, expected: ModelEpisode) -> None:
 def check_transitions(
     batch: Any, starts: Iterable[tuple[ModelEpisode, int]], n_step: int | None, gamma: float, frame_stack: int = 1
 ) -> int:
-    """Compare a batch of `Transitions` with `transition` of each (episode, step) in `starts`. Return the batch size."""
+    """Compare a batch with the results of `transition` for `starts`, (episode, step) each. Return the batch size."""
     rows = [transition(episode, t, n_step, gamma, frame_stack) for episode, t in starts]
     got = {leaf: x for name, value in batch.numpy().items() for leaf, x in flat(value, name).items()}
     for leaf in rows[0]:
@@ -145,7 +144,7 @@ def check_transitions(
 
 
 def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """Split each episode of the model where the store's writer cut the episode to begin a new segment."""
+    """Split the model's episodes where the store's writer cut them to begin a new segment."""
     starts = {int(np.asarray(episode[key])[0]): episode for episode in real.values()}
     for lane in model.lanes():
         followed: list[ModelEpisode] = []
@@ -163,7 +162,7 @@ def _follow_length_cuts(real: Mapping[int, Any], model: ModelStore, key: str) ->
 
 
 def _follow_idle_cuts(real: Mapping[int, Any], model: ModelStore, key: str) -> None:
-    """In the model, end each open episode that the store's writer cut for a new segment and did not continue."""
+    """End open episodes of the model that the store's writer cut for a new segment and has not continued."""
     newest: dict[int, int] = {}
     waiting: list[tuple[ModelEpisode, Any]] = []
     for lane in model.lanes():

@@ -29,14 +29,14 @@ class ModelStep:
 class ModelEpisode:
     """Consecutive steps of a lane.
 
-    - `final`: the observation after the last step, if it is known; an open episode may have it, too.
-    - `derived`: True if no row marks the end of the episode. Readers see a derived end when another episode follows in
+    - `final`: the observation after the last step; None: unknown. An open episode may have a final observation, too.
+    - `derived`: True if no row marks the end of the episode. Readers see such an end when another episode follows in
       the lane, or when the segment is sealed.
     - `hidden`: the number of the episode's oldest steps that the store's capacity hides.
-    - `evicted`, `discarded`: whether the episode was evicted or discarded, and so has no visible step.
-    - `before`: the episode that this episode continues, and that was cut because its segment was full.
+    - `evicted`, `discarded`: whether the episode was evicted or discarded. No step of such an episode is visible.
+    - `before`: the episode that this episode continues. `before` was cut because its segment was full.
     - `shows_before`: whether the rows of `before` can be read.
-    - `left_behind`: whether the episode was cut because its segment was full, and no step continues it yet.
+    - `left_behind`: True while the next step of the lane may continue this episode, which was cut for a full segment.
     """
 
     writer: int = 0
@@ -66,8 +66,8 @@ class ModelEpisode:
     def frame(self, t: int) -> Flat:
         """Return the observation of step `t`; `t = len(steps)` is the final observation.
 
-        A negative `t` counts steps back from the end of `before`, if the rows of `before` can be read. Without these
-        rows, a negative `t` stands for 0.
+        If the rows of `before` can be read, a negative `t` counts back from the end of `before`. Otherwise a negative
+        `t` stands for 0.
         """
         if t < 0 and self.before is not None and self.shows_before:
             return self.before.frame(t + len(self.before.steps))
@@ -106,7 +106,7 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """If no row marks the end of the episode, show the end to readers if `seen` is true, else hide the end."""
+        """Show an end that no row marks to readers if `seen` is true, else hide the end."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
@@ -126,7 +126,7 @@ class ModelLane:
         return None if last is None or last.ended or last.derived else last
 
     def show_ends(self) -> None:
-        """Make derived ends visible if the lane is closed or another episode follows, and hide other derived ends."""
+        """Show ends that no row marks if the lane is closed or another episode follows, else hide them."""
         for i, episode in enumerate(self.episodes):
             episode.show_end(self.closed or i < len(self.episodes) - 1)
 
@@ -142,7 +142,7 @@ class ModelLane:
         priority: float | None = None,
         **extra: Any,
     ) -> ModelStep:
-        """Append a step and return it. If `obs` differs from the previous `next_obs`, cut the open episode first."""
+        """Append a step, and return it. If `obs` differs from the previous `next_obs`, cut the open episode first."""
         seen = flat(obs, "obs")
         current = self.open
         if current is not None and current.final is not None:
@@ -180,7 +180,7 @@ class ModelLane:
         priority: Any = None,
         **extra: Any,
     ) -> None:
-        """Cut the open episode, and append a whole episode, which is cut if it is not terminated or truncated."""
+        """Cut the open episode, and append a whole episode. The new episode is cut if it has no end flag."""
         self.end_episode()
         length = len(reward)
         frames = len(next(iter(flat(obs, "obs").values())))
@@ -271,7 +271,7 @@ class ModelWriter:
                 )
 
     def append_episode(self, *args: Any, **kwargs: Any) -> None:
-        """Append a whole episode. If the writer has `num_envs`, the first argument is the number of a lane."""
+        """Append a whole episode. If the writer has `num_envs`, the first argument is the index of a lane."""
         lane, args = (0, args) if self.num_envs is None else (args[0], args[1:])
         self.lanes[lane].append_episode(*args, **kwargs)
 
@@ -290,7 +290,7 @@ class ModelWriter:
                 lane.discard_episode()
 
     def flush(self) -> None:
-        """Do nothing, because the model has no disk, so every step counts as durable."""
+        """Do nothing: the model has no disk."""
 
     def close(self) -> None:
         for lane in self.lanes:

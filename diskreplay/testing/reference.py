@@ -22,7 +22,7 @@ def transition(
     """Compute the transition that starts at step `t`, as a dict by path, such as "obs/image" or "next_obs/image".
 
     `t` must be one of `episode.sampleable(n_step)`. `discount` is the name of the extra field with the environment's
-    discounts; None: all discounts are 1. Sums are float64, but a batch has them rounded to float32.
+    discounts; None: all discounts are 1. Sums are float64; in a batch, sums are rounded to float32.
     """
     steps = episode.steps
     k = episode.window_end - t if n_step is None else min(n_step, episode.window_end - t)
@@ -90,10 +90,11 @@ def window(
     start_only: tuple[str, ...] = (),
     continues: bool = False,
 ) -> dict[str, Any]:
-    """Compute the window of `length` steps that starts at step `start`, one of `window_starts`, as a dict by path.
+    """Compute the window of `length` steps from step `start` on, as a dict by path.
 
-    `continues` says whether the episode continues an earlier episode that was cut because its segment was full. If
-    `length` is the length of the whole episode and `burn_in` is 0, the result is an item of `Episodes`.
+    `start` must be one of `window_starts`. `continues` says whether the episode continues an episode that was cut
+    because its segment was full. If `length` is the length of the whole episode and `burn_in` is 0, the result is an
+    item of `Episodes`.
     """
     total = episode.window_end if episode.ended else episode.num_frames - 1
     real = min(length, total - start)
@@ -142,10 +143,10 @@ def crossing_window(
     start_only: tuple[str, ...] = (),
     continuing: Collection[int] = (),
 ) -> dict[str, Any]:
-    """Compute the window that starts at `start`, one of `crossing_starts`, as a dict by path.
+    """Compute the window of `length` steps that starts at `start`, as a dict by path.
 
-    `continuing` has the index in `lane` of each episode that continues an earlier episode, which was cut because its
-    segment was full.
+    `start` must be one of `crossing_starts`. `continuing` has indices of episodes in `lane`. These episodes continue an
+    episode that was cut because its segment was full.
     """
     found: dict[str, list[Any]] = {}
 

@@ -1,4 +1,4 @@
-"""Plans of episodes and writers, random arrays for plans, and `play`, which makes the planned calls on writers."""
+"""Plans of episodes and writers, and functions that make the planned calls with random arrays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EpisodePlan:
 
 @dataclass(frozen=True)
 class WriterPlan:
-    """The plan of one writer: the episodes of each lane, and options of the calls.
+    """The plan of one writer: the episodes of each lane, and how the writer is called.
 
     - `next_obs`, `priority`: whether calls of `append` have these arguments: "never", "always" or "sometimes".
     - `masked`: whether some calls skip random lanes.
