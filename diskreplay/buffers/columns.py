@@ -16,8 +16,8 @@ from diskreplay.views.base import Leaf
 
 Columns = dict[str, torch.Tensor]  # the keys are paths of fields
 
-# How many rollouts that nobody references any more keep their memory for reuse. A training loop still reads one rollout
-# while it collects the next rollout.
+# The number of unreferenced rollouts whose memory is kept for reuse. A training loop still reads one rollout while it
+# collects the next rollout.
 SPARE = 1
 
 # Dtypes that torch and numpy have. torch can cast the dtypes in CAST to most dtypes, and the dtypes in SELDOM_CAST to

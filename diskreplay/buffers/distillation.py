@@ -26,7 +26,7 @@ class DistillationBuffer(Backed):
     instead: each call of `add` writes an episode. Rewards and ends of these episodes have no meaning.
 
     dtypes and shapes follow the rules of `ReplayBuffer`. But without `obs_shape`, observations with two axes or more
-    are a batch if their first axis is as long as the first axis of the actions.
+    are a batch if observations and actions have the same length.
 
     Concurrency: only one thread may call `add`; any thread may call the other methods.
 

@@ -1,6 +1,6 @@
 """Functions that compute the advantages of a rollout's steps, and the values of final observations.
 
-The tensors of a rollout's steps lack the final observations of episodes. After the last step of an episode, they
+The tensors of a rollout's steps lack the final observations of episodes. After the last step of an episode, the tensors
 continue with the first step of the next episode.
 """
 
@@ -51,8 +51,8 @@ def advantages(
     done : (num_steps, columns) bool
         True at steps that are not bootstrapped, because their episode ended with them.
     bootstraps, final_values : (num_steps, columns) bool and float64, or None
-        `bootstraps` is True at steps that are bootstrapped with `final_values`. The sum over later steps ends at such a
-        step. None: no step is bootstrapped with `final_values`.
+        `bootstraps` is True at steps that are bootstrapped with `final_values`. The advantages of these steps do not
+        depend on later steps. None: no step is bootstrapped with `final_values`.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def advantages(
     known = rewards.new_empty((steps + 1, columns), dtype=wide_dtype(rewards.device))
     known[:-1].copy_(values)
     known[-1].copy_(last_values)
-    # `where` also replaces NaN. A product with 0 would keep NaN.
+    # `where` is used because NaN times 0 is NaN.
     zero = known.new_zeros(())
     following, stops = torch.where(done, zero, known[1:]), done
     if bootstraps is not None and final_values is not None:

@@ -29,7 +29,7 @@ STATE = "replay-buffer"
 """The name under which the store keeps the state of the buffer's sampler, with the priorities."""
 
 SAVE_EVERY_S = 60.0
-"""`update_priorities` saves the priorities if the last save is this many seconds ago.
+"""The least number of seconds between two saves of the priorities by `update_priorities`.
 
 A crash loses the updates after the last save.
 """
@@ -87,8 +87,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     With ``prioritized=True`` and a `path`, the next buffer at the path continues with the priorities, the random state
     and the place in beta's schedule. `close` and `save` save this state, and `update_priorities` saves it once a
-    minute. A process that ends without `close` loses the updates after its last save. Steps added after that save get
-    the largest priority so far.
+    minute. A process that ends without `close` loses the updates after its last save. Steps that were added after the
+    last save get the largest priority so far.
 
     Concurrency: only one thread may add steps; any thread may call the other methods. Other processes may read the
     store at `path`.
@@ -169,7 +169,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
         self._mark = 0  # steps with lower ids were cleared
         self._sampler: Sampler | None = None
         self._saved_at = monotonic()
-        self._ids: tuple[Any, NDArray[np.int64]] | None = None  # (snapshot, view), and their ids
+        # A snapshot and a view, and the ids that can be sampled from them.
+        self._ids: tuple[Any, NDArray[np.int64]] | None = None
         super().__init__(path, device, given, capacity)
 
     def _begin(self, store: Store) -> None:
@@ -187,7 +188,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             return
         with state_of("a replay buffer"):
             drawn = state["planner"]["distribution"]
-        # The sampler refuses the state of a distribution of another class.
+        # To load the state, the sampler needs a distribution of the state's class.
         sampler.distribution = self._uniform if drawn == type(self._uniform).__name__ else self._priorities
         sampler.load_state_dict(state)
         sampler.distribution = self._priorities
@@ -264,7 +265,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
             The values of the step. `next_obs` is the observation after the action. At the end of an episode, `next_obs`
             is the final observation, not the observation after the reset. `next_obs` may be None if `done` is True.
         done : bool
-            Whether the step terminated its episode. Such a step is not bootstrapped. Flags may also be 1 and 0.
+            Whether the step terminated its episode. A terminated step is not bootstrapped. Flags may also be 1 and 0.
         truncated : bool
             Whether the episode ended without termination, for example by a time limit. A truncated step is bootstrapped
             from `next_obs`.
@@ -368,7 +369,8 @@ class ReplayBuffer(Backed, Sequence[Experience]):
     def __getitem__(self, index: int | slice) -> Experience | list[Experience]:
         """Return a step that can be sampled, or a list of steps for a slice; the oldest step has index 0.
 
-        Returned experiences are single steps, whatever `n_step` is. Their values are on the buffer's device.
+        Returned experiences are single steps, whatever `n_step` is. The values of the experiences are on the buffer's
+        device.
 
         Raises
         ------

@@ -65,8 +65,8 @@ class RolloutBuffer(Backed):
     `store` waits for that thread. If a step cannot be stored, the next call raises the error. The store then lacks the
     failed step and the steps that waited behind it. The buffer still has all steps.
 
-    On a CUDA device, `add` copies tensors of that device on the current stream. It waits for the device only if final
-    observations are given. With a `path`, the thread copies the steps to the CPU on another stream.
+    On a CUDA device, `add` copies tensors of that device on the current stream. `add` waits for the device only if
+    final observations are given. With a `path`, the thread copies the steps to the CPU on another stream.
 
     Concurrency: only one thread may use the buffer.
 
@@ -192,8 +192,8 @@ class RolloutBuffer(Backed):
         observations, actions, rewards : (num_envs, ...)
             The observations, the actions taken on them, and the rewards of these actions.
         dones : (num_envs,)
-            Whether the step terminated the environment's episode. Such a step is not bootstrapped. If `truncated` is
-            None, `dones` says whether the episode ended in any way. Flags may also be 1 and 0.
+            Whether the step terminated the environment's episode. A terminated step is not bootstrapped. If `truncated`
+            is None, `dones` says whether the episode ended in any way. Flags may also be 1 and 0.
         values, log_probs : (num_envs,) or (num_envs, 1)
             The critic's value of the observation, and the logarithm of the action's probability.
         privileged_observations : (num_envs, num_privileged_obs) or None
@@ -277,7 +277,7 @@ class RolloutBuffer(Backed):
         if self._expected is not None:
             self._cut_unless_continued(self._expected)
         if self._recorder is not None:
-            self._record(self._recorder, schema, next_rows)  # first, because it may raise an error
+            self._record(self._recorder, schema, next_rows)  # before the changes below, because it may raise an error
         self._expected = (
             next_rows.rows if next_obs is not None and next_rows is not None and not bool(ended[0]) else None
         )

@@ -43,8 +43,8 @@ def items_of(value: Any) -> Mapping[str, Any] | None:
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return `value` with each array reshaped to the shape of its field, if the shapes differ only in axes of length 1.
 
-    An array whose shape differs otherwise is returned unchanged. `tree` is a field, or a dict or tuple of trees, and
-    `value` is nested like the tree. The axes in `leading` precede the shape of each field.
+    `tree` is a field, or a dict or tuple of trees, and `value` is nested like the tree. The axes in `leading` precede
+    the shape of each field.
     """
     if not isinstance(tree, Field):
         below, values = items_of(tree), items_of(tuple(value) if isinstance(value, list) else value)

@@ -73,7 +73,7 @@ def distribution_argument(distribution: Any) -> Distribution:
 
 
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    # Calls of torch are slow, because its code is seldom in the processor's caches. Most tensors need only this one
+    # Calls of torch are slow, because torch's code is seldom in the processor's caches. Most tensors need only this one
     # call.
     try:
         return tensor.numpy()

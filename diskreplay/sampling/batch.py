@@ -203,9 +203,9 @@ class Batch(Mapping[str, Tree]):
 
         If `obs` is one tensor, its key is "observation". If `obs` is a dict or tuple, the TensorDict has the keys of
         `obs`. `next_obs` has the same keys below "next". `reward`, `terminated` and `truncated` keep their names below
-        "next". "done" below "next" is true if the step is terminated or truncated. `n_steps` is "steps_to_next_obs",
-        `is_first` is "is_init", and `weight` is "priority_weight". Other fields keep their names. Rewards, flags and
-        `n_steps` have a trailing axis of length 1.
+        "next". The key ("next", "done") is true if the step is terminated or truncated. `n_steps` is
+        "steps_to_next_obs", `is_first` is "is_init", and `weight` is "priority_weight". Other fields keep their names.
+        Rewards, flags and `n_steps` have a trailing axis of length 1.
 
         The batch size is the shape of `reward`: (B,), or (B, L) for sequences. Fields with one value for each sequence
         are expanded over its L steps.

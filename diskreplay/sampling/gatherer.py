@@ -100,7 +100,7 @@ class BufferPool:
         """
         with self._lock:
             slots = self._slots
-            # A fast path. A taken slot moves to the end of the list, so the first slot is usually free.
+            # A taken slot moves to the end of the list, so the first slot is usually free.
             if len(slots) <= self._spare + 1 and not self._debug:
                 for number, slot in enumerate(slots):
                     block = slot.block
@@ -219,7 +219,7 @@ class HostCopy:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def later(self, *values: Any) -> Callable[[], tuple[Any, ...]]:
-        """Return a function that returns `fetched(*values)` when the current stream has done its work so far.
+        """Return a function that waits for the work so far of the current stream, then returns `fetched(*values)`.
 
         The tensors among `values` must not change before a call of the returned function has ended.
         """
@@ -377,7 +377,7 @@ class Gatherer:
         reader = self.reader
         leaves = reader.leaves_for(snapshot, ids) if reader.depends_on_ids else reader.leaves
         slot, fields = self._pool.acquire(leaves, len(ids))
-        if entropy is not None or self._is_seeded:  # an interrupted call leaves its seed
+        if entropy is not None or self._is_seeded:  # an interrupted call leaves a seed
             self._is_seeded = True
             reader.seed(entropy)
         reader.fill(snapshot, ids, slot.block)

@@ -147,8 +147,8 @@ class MixedSampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids. An id is skipped if it was evicted, its view does not know it, or its kind is not
-            its view's kind.
+            The number of skipped ids. An id is skipped if it was evicted, if its sampler's view does not know it, or if
+            `kind` is not the samplers' kind.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
         index, td_error = fetched(index, td_error)
@@ -188,8 +188,8 @@ class MixedSampler(IterableDataset[Batch]):
         Raises
         ------
         ValueError
-            The state is of another number of samplers, its batches drawn ahead have another batch size, or a sampler
-            refuses its part of the state. Nothing was changed.
+            The number of samplers or the batch size differs from the state's, or a sampler refuses its own state.
+            Nothing was changed.
         """
         with state_of("a mixed sampler"):
             rng, states = np.random.PCG64(), list(state["samplers"])

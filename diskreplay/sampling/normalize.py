@@ -110,8 +110,8 @@ class StoreMoments:
         change the old dict.
     not_finite : int
         The number of steps with NaN, an infinity or a number beyond 1e140 in a leaf or a reward. The moments of that
-        leaf leave the step out. The moments of returns leave a step with such a reward out; in later returns, this
-        reward counts as 0.
+        leaf leave the step out. The moments of returns leave out steps with such a reward. Later returns count this
+        reward as 0.
     """
 
     def __init__(self, fields: Mapping[str, Field], rewards: Sequence[tuple[str, Any, Any]], gamma: float) -> None:
@@ -138,7 +138,7 @@ class StoreMoments:
         return {**self.__dict__, "_snapshot": None, "_plan": None, "_read": 0}
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Count the new steps of a snapshot. If a segment is evicted during the call, a later call counts them."""
+        """Count the new steps of a snapshot. If a segment is evicted meanwhile, a later call counts the steps."""
         if snapshot is self._snapshot or self._is_older(snapshot):
             return
         if self._snapshot is None or snapshot.generation != self._snapshot.generation:
@@ -292,7 +292,8 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
     """Return an outlier (see `_FAR`) and the standard deviation of the other values; None without an outlier.
 
     The outlier is the largest magnitude in a column of `values`. The other values are the smaller values of the column
-    (see `_ALIKE`), and all earlier values, with the moments `known`. They must be at least half of all values.
+    (see `_ALIKE`), and all earlier values, with the moments `known`. The other values must be at least half of all
+    values.
     """
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
@@ -355,7 +356,7 @@ class Normalize(OneOwner, Transform):
     A step with NaN, an infinity or a number beyond 1e140 in a leaf is left out of the statistics of that leaf. A step
     with such a reward is left out of the statistics of returns. The first of these steps causes a warning, and
     `Sampler.stats` has the number of such steps as `steps_not_finite`. A few values that are a million times larger
-    than the others make the standard deviation useless. These values also cause a warning.
+    than the others make the standard deviation useless, and cause a warning.
 
     A `Normalize` belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
 
@@ -378,8 +379,8 @@ class Normalize(OneOwner, Transform):
     Attributes
     ----------
     frozen : bool
-        If True, new steps do not change the statistics. You may set `frozen`. When you set it to False, the steps that
-        arrived in between are counted.
+        If True, new steps do not change the statistics. You may set `frozen`. When you set `frozen` to False, the steps
+        that arrived in between are counted.
 
     Raises
     ------

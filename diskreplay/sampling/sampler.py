@@ -115,7 +115,7 @@ class Payments:
     """Reports to a `limiter` how many steps a sampler draws; if `limiter` is None, reports nothing.
 
     Raises ValueError if the limiter could never allow a batch of `steps` steps. ``paid`` is the number of steps that a
-    failed call has reported. These steps count for the next batch.
+    failed call has reported. The next batch need not report them again.
     """
 
     def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
@@ -560,8 +560,8 @@ class Sampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids. An id is skipped if it was evicted, the view does not know it, or its kind is not
-            the view's kind.
+            The number of skipped ids. An id is skipped if it was evicted, if the view does not know it, or if `kind` is
+            not the view's kind.
 
         Raises
         ------
@@ -656,7 +656,7 @@ class Sampler(IterableDataset[Batch]):
     def _load(self, state: Any, replace: Callable[[Sequence[Change]], None] = replace_attributes) -> None:
         """Load a state.
 
-        `replace` must apply the changes that it gets. If it raises or does not apply them, the load is undone.
+        `replace` must apply the changes that it gets, else the load is undone.
         """
         with self._lock:
             self._check_open()

@@ -1,9 +1,9 @@
 """Targets inside windows of steps: n-step and lambda-returns, and targets with off-policy corrections.
 
-All functions have the arguments of `nstep_targets`, and end sums by the same rule. If a sum ends at a terminated step,
-nothing is added. If a sum ends at a truncated step, at the last real step, or at the end of the window, the value of
-the next observation is added. `rescale_value` shrinks large returns, so that a network can learn them; `unscale_value`
-is its inverse.
+All functions have the arguments of `nstep_targets`, and end sums by the same rule. A sum ends at a terminated or
+truncated step, at the last real step, or at the end of the window. If the step is terminated, nothing is added.
+Otherwise the value of the next observation is added. `rescale_value` shrinks large returns, so that a network can learn
+them; `unscale_value` is its inverse.
 """
 
 from typing import Any, NamedTuple
@@ -27,8 +27,8 @@ def nstep_targets(
 
     The target of step t is ``sum(gamma**i * reward[t + i] for i in range(k)) + gamma**k * values[t + k]``, without the
     last term if one of the k steps terminated. k is n, or less if the sum reaches the end of the window, the last real
-    step (see `mask`), or a terminated or truncated step. So targets near the end of a window have fewer than n steps,
-    even if the episode goes on. A truncated episode bootstraps from its final observation.
+    step (see `mask`), or a terminated or truncated step. Targets near the end of a window have fewer than n steps, even
+    if the episode goes on. A truncated episode bootstraps from its final observation.
 
     Nothing is detached: gradients of the targets flow to `values`. For fixed targets, call this under
     ``torch.no_grad()``, or with ``values.detach()``. With R2D2's rescaling of values, pass the values through
@@ -274,7 +274,7 @@ class _Steps(NamedTuple):
     ) -> "_Steps":
         """Return the checked arguments as a `_Steps`, with 0 in place of values that no target uses.
 
-        `torch.where` also replaces NaN. A product with 0 would keep NaN.
+        `torch.where` is used because NaN times 0 is NaN.
         """
         discounts = gamma if isinstance(gamma, torch.Tensor) else None
         shaped = {"terminated": terminated, "mask": mask, "truncated": truncated, "gamma": discounts, **others}

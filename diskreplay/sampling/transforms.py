@@ -1,4 +1,4 @@
-"""Transforms, which change batches before delivery: functions of users, and transforms of frames."""
+"""Functions and classes that change batches before delivery."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -150,8 +150,8 @@ def obs_leaves(
 ) -> dict[str, Field]:
     """Return, by path, the observation leaves with these names; if `names` is None, all leaves that fit.
 
-    If the observation is one array, its name is "obs". ``described`` describes fitting leaves in error messages, for
-    example "of uint8".
+    If the observation is one array, its name is "obs". Error messages describe the fitting leaves by ``described``,
+    such as "of uint8".
     """
     every = {path: field for path, field in schema.leaves.items() if path.split("/")[0] == "obs"}
     by_name = {path.removeprefix("obs/"): path for path in every}

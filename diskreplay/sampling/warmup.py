@@ -17,8 +17,8 @@ from diskreplay.store.store import Store
 from diskreplay.views.base import View
 from diskreplay.writing.writer import Writer
 
-# The episode of the temporary store is this number of steps longer than an item. So items at its start, middle and end
-# can be drawn.
+# The episode of the temporary store is this number of steps longer than an item. So items at the start, in the middle
+# and at the end of the episode can be drawn.
 _MORE = 8
 
 
@@ -32,10 +32,9 @@ def warmup(
     Compiled kernels are kept on disk: after the first call on a machine, a call takes a fraction of a second. Without
     arguments, all kernels are compiled.
 
-    With a store and a view, only the kernels of a sampler with these arguments are compiled. To do all work that a
-    first batch needs, two batches are drawn from a temporary store, which has the same schema and one short episode. If
-    the view has a `value_fn`, it is called with an observation of zeros. Of the given store, only the schema and the
-    limits are read.
+    With a store and a view, only the kernels of a sampler with these arguments are compiled. Two batches are also drawn
+    from a temporary store with the same schema and one short episode. If the view has a `value_fn`, it is called with
+    an observation of zeros. Of the given store, only the schema and the limits are read.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class ModelEpisode:
     - `evicted`, `discarded`: whether the episode was evicted or discarded. No step of such an episode is visible.
     - `before`: the episode that this episode continues. `before` was cut because its segment was full.
     - `shows_before`: whether the rows of `before` can be read.
-    - `left_behind`: True while the next step of the lane may continue this episode, which was cut for a full segment.
+    - `left_behind`: True if the episode was cut because its segment was full, and can still be continued.
     """
 
     writer: int = 0
@@ -106,7 +106,7 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """Show an end that no row marks to readers if `seen` is true, else hide the end."""
+        """If `seen` is true, show readers an end that no row marks, else hide the end."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 
@@ -335,7 +335,7 @@ class ModelStore:
             episode.hidden = sum(order[int(step.extra[key])] < self._frontier for step in episode.steps)
 
     def evict(self, chosen: Callable[[ModelEpisode], bool]) -> int:
-        """Evict the episodes for which `chosen` returns true. Return the number of steps, with hidden steps."""
+        """Evict the episodes for which `chosen` returns true. Return the number of their steps, also hidden steps."""
         leaving = [episode for episode in self.episodes if chosen(episode)]
         for episode in leaving:
             episode.evicted = True
