@@ -1,4 +1,4 @@
-"""Columns: a tensor for each field, with a row for each step. The tensors are made for many steps, and filled later."""
+"""Columns: a tensor for each field, with a row for each step."""
 
 from collections.abc import Mapping
 from functools import lru_cache

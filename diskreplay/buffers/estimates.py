@@ -49,7 +49,7 @@ def advantages(
         For each column (environment), the value of the observation after the rollout's last step. The last step is
         bootstrapped with this value.
     done : (num_steps, columns) bool
-        True at steps that are not bootstrapped, because their episode ended with them.
+        True at steps that ended their episode and are not bootstrapped.
     bootstraps, final_values : (num_steps, columns) bool and float64, or None
         `bootstraps` is True at steps that are bootstrapped with `final_values`. The advantages of these steps do not
         depend on later steps. None: no step is bootstrapped with `final_values`.
@@ -146,8 +146,8 @@ class FinalObservations:
         """Return the values of next observations, (steps, num_envs); 0 where `bootstraps` is False.
 
         `bootstraps`, (steps, num_envs) bool, is True at steps that are bootstrapped with the value of their next
-        observation. `value_fn` is called once, with observations (n, ...), and returns (n,) or (n, 1). The result is
-        float64, or float32 on a device without float64.
+        observation. `value_fn` is called once, with observations (n, ...), and returns their values, (n,) or (n, 1).
+        The result is float64, or float32 on a device without float64.
         """
         lacking = bootstraps.clone()
         for step, lanes, _ in self._next_rows:

@@ -72,18 +72,18 @@ class Experience(NamedTuple):
 class ReplayBuffer(Backed, Sequence[Experience]):
     """The newest `capacity` steps, drawn at random; also a sequence of `Experience`, oldest first.
 
-    The first step defines shapes and dtypes that are not given. float64 is stored as float32, Python's bools and ints
-    as int64, and rewards as float32. Other dtypes are kept. Observations and actions may be dicts and tuples, nested
-    like Gymnasium's Dict and Tuple spaces. A list counts as an array.
+    The first step defines shapes and dtypes that are not given. float64 values and all rewards are stored as float32.
+    Python's bools and ints are stored as int64. Other dtypes are kept. Observations and actions may be dicts and
+    tuples, nested like Gymnasium's Dict and Tuple spaces. A list counts as an array.
 
     With one environment, states may have a leading axis of length 1, the axis of environments. The buffer drops this
     axis from states and actions. Give `obs_shape` if each observation itself begins with an axis of length 1. With
     `num_envs` above 1, every value has a leading axis of `num_envs`, and each environment has its own episodes.
 
-    A step's observation must equal the next observation of the same environment's previous step, byte for byte, unless
-    that step was done or truncated. If the two observations differ, the episode is cut there, with a warning the first
-    time. For example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, an episode is cut
-    after each step, and every return has a single step.
+    A step's observation must have the same bytes as the previous `next_obs` of its environment, unless the previous
+    step was done or truncated. If the bytes differ, the episode is cut there, with a warning the first time. For
+    example, if a buffer with ``num_envs=1`` gets steps of several environments in turn, an episode is cut after each
+    step, and every return has a single step.
 
     With ``prioritized=True`` and a `path`, the next buffer at the path continues with the priorities, the random state
     and the place in beta's schedule. `close` and `save` save this state, and `update_priorities` saves it once a
@@ -466,7 +466,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
 @dataclass(frozen=True, repr=False)
 class Since(Transitions):
-    """`Transitions` without the ids below `mark`, which `ReplayBuffer.clear` sets."""
+    """`Transitions` without the ids below `mark`. `ReplayBuffer.clear` sets `mark`."""
 
     mark: int = 0
 

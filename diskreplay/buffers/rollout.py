@@ -364,7 +364,7 @@ class RolloutBuffer(Backed):
             The critic's values of the observations after the last step. The values are ignored for environments whose
             last step ended an episode.
         gamma, gae_lambda : float
-            Discount per step, and lambda, 0 to 1.
+            Discount per step, and lambda. Both are 0 to 1.
         value_fn : callable or None
             A function that returns the values, (n,) or (n, 1), of n final observations. The function gets the final
             observations given to `add`, as tensors (n, ...), nested like the observations. `value_fn` is called at most
@@ -458,7 +458,7 @@ class RolloutBuffer(Backed):
         length: int | None = None,
         start_only: Sequence[str] = (),
     ) -> Iterator[Batch]:
-        """Return an iterator over the steps so far as sequences, for recurrent networks.
+        """Return an iterator over sequences of the buffer's steps, for recurrent networks.
 
         A sequence has successive steps of one episode of one environment. The steps stay in the buffer until `clear`.
         For all arguments see `Batch.sequences`. With a recurrent state in `extra`, ``start_only=("hidden",)`` gives the
@@ -484,7 +484,7 @@ class RolloutBuffer(Backed):
         return (Batch({**{name: part[name] for name in part}, "mask": part["mask"].unsqueeze(-1)}) for part in found)
 
     def _shown(self) -> dict[str, Any]:
-        """Return the tensors of the steps so far, (steps so far, num_envs, ...), by their names in batches."""
+        """Return the tensors, (steps so far, num_envs, ...), by their names in batches."""
         batch = self._gathered()
         if self._pushed:
             fields = renamed(batch, PUSHED, {*HIDDEN, *self._extra})
@@ -562,7 +562,7 @@ class RolloutBuffer(Backed):
 
     @torch.inference_mode(False)
     def _gathered(self) -> Batch:
-        """Return the steps so far as a batch, (steps so far, num_envs, ...), with the names of the store's fields."""
+        """Return a batch of the steps, (steps so far, num_envs, ...), with the names of the store's fields."""
         self._check_open()
         self._wait()
         schema = self._fields

@@ -33,7 +33,7 @@ def plain(value: Any) -> NDArray[Any]:
 def items_of(value: Any) -> Mapping[str, Any] | None:
     """Return a dict as it is, and a tuple as a dict with the keys "0", "1", ...; return None for other values.
 
-    A tuple is a nested value, as in gymnasium's Tuple space. A list counts as an array.
+    A list counts as an array.
     """
     if isinstance(value, Mapping):
         return value

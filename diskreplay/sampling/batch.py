@@ -307,10 +307,7 @@ _SAME_BYTES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint6
 
 
 def _to_pickle(tensor: torch.Tensor) -> Tree:
-    """Return an array in place of a tensor that torch cannot pickle.
-
-    When the batch is unpickled, the array becomes a tensor again.
-    """
+    """Return an array in place of a tensor that torch cannot pickle."""
     return tensor.numpy() if tensor.dtype in _SAME_BYTES and tensor.device.type == "cpu" else tensor
 
 

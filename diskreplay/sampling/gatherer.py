@@ -188,8 +188,8 @@ class DeviceCopy:
     def receive(self, slot: Slot, sent: Sent, changed: int | None = None) -> list[torch.Tensor]:
         """Return the block's arrays on the device, to be used on the current stream.
 
-        If an array was written after the slot was sent, `changed` is the array's index in `Block.arrays`. This array is
-        sent again.
+        If an array was written after the slot was sent, `changed` is the array's index in `Block.arrays`, else None.
+        This array is sent again.
         """
         current = torch.cuda.current_stream(self._device)
         current.wait_event(sent.event)

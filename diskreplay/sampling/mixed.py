@@ -42,8 +42,8 @@ class MixedSampler(IterableDataset[Batch]):
     Parameters
     ----------
     samplers : sequence of (Sampler, float)
-        Samplers and their shares, which need not sum to one. All samplers' batches must have the same fields. The mixed
-        sampler does not close its samplers.
+        Samplers and their shares. The shares need not sum to one. All samplers' batches must have the same fields. The
+        mixed sampler does not close its samplers.
     batch_size : int
         Number of items in a batch. If a share is not a whole number of items, it is rounded down. The remaining items
         are assigned to samplers at random, so that each sampler gets its share on average.
@@ -168,7 +168,7 @@ class MixedSampler(IterableDataset[Batch]):
         return skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samplers' states and the state of the assignment of items; see `Sampler.state_dict`.
+        """Return the states of the samplers and of the random assignment; see `Sampler.state_dict`.
 
         If the last call of `sample` failed, the state also has the parts of the batch that the call drew, with all
         fields.
@@ -176,8 +176,7 @@ class MixedSampler(IterableDataset[Batch]):
         states = [sampler.state_dict() for sampler in self._samplers]
         planned = np.array(self._planned, np.int64).reshape(-1, len(states))
         rng = json.dumps(self._rng.bit_generator.state)
-        # The state has no arrays: numpy lacks some dtypes of tensors, and `torch.load` would have to unpickle other
-        # types.
+        # The state has no arrays: numpy lacks some dtypes of tensors, and `torch.load` would have to unpickle arrays.
         parts = {str(source): part for source, part in self._drawn.items()}
         drawn = mapped(parts, torch.Tensor, lambda tensor: tensor.detach().cpu())
         return {"rng": rng, "planned": as_tensors(planned), "drawn": drawn, "samplers": states}

@@ -47,7 +47,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> "Moments":
-        """Return the moments of no values: mean 0 and variance 1, by which normalisation changes nothing."""
+        """Return the moments of no values, with mean 0 and variance 1."""
         return cls(0.0, np.zeros(shape), np.ones(shape))
 
     @classmethod
@@ -298,7 +298,7 @@ def _far_value(known: Moments, values: NDArray[Any]) -> tuple[float, float] | No
     flat = values.reshape(len(values), -1)
     means, deviations = known.mean.reshape(-1), np.sqrt(known.var.reshape(-1))
     most, total = np.abs(flat).max(axis=0), known.count + len(flat)
-    # This loop is cheap, since few columns have values this large.
+    # This loop is fast, because few columns have such large values.
     for at in np.flatnonzero(most >= _FAR * (np.maximum(1.0, deviations) if known.count else 1.0)):
         column = flat[:, at].astype(np.float64)
         alike = np.abs(column) >= np.abs(column).max() / _ALIKE
@@ -354,9 +354,9 @@ class Normalize(OneOwner, Transform):
     zeros before normalisation.
 
     A step with NaN, an infinity or a number beyond 1e140 in a leaf is left out of the statistics of that leaf. A step
-    with such a reward is left out of the statistics of returns. The first of these steps causes a warning, and
-    `Sampler.stats` has the number of such steps as `steps_not_finite`. A few values that are a million times larger
-    than the others make the standard deviation useless, and cause a warning.
+    with such a reward is left out of the statistics of returns. The first such step causes a warning. In
+    `Sampler.stats`, `steps_not_finite` is the number of such steps. A few values that are a million times larger than
+    the others make the standard deviation useless, and cause a warning.
 
     A `Normalize` belongs to one sampler. ``copy.deepcopy`` makes a copy with the same statistics for another sampler.
 

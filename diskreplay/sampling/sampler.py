@@ -202,9 +202,9 @@ class Sampler(IterableDataset[Batch]):
         ended episode must depend on the episode alone. If the result depends on `hidden_steps` or on the time, a
         resumed sampler draws other batches.
     rank, world_size : int
-        This trainer's number, from 0, and the number of trainers that share the ids. A hash of an id decides to which
-        share the id belongs, so an id never changes its share. Each id is in exactly one share, and the shares have
-        about equal sizes. With `Rollouts`, a share has whole lanes.
+        Index of this trainer, and number of trainers that share the ids. A hash of an id decides to which share the id
+        belongs, so an id never changes its share. Each id is in exactly one share, and the shares have about equal
+        sizes. With `Rollouts`, a share has whole lanes.
     limiter : RateLimiter or None
         A limiter that makes `sample` wait while this trainer is too far ahead of the writers with the same limiter. The
         limiter's counts are in the store, which must be open with mode "a".
@@ -583,7 +583,7 @@ class Sampler(IterableDataset[Batch]):
         The state has:
 
         - the priorities (8 bytes for each id, and some numbers for each episode)
-        - the number of batches, which schedules depend on, and the state of the random numbers
+        - the number of batches (for schedules), and the state of the random numbers
         - the position in a `Sweep` or in `Rollouts`
         - the counts for `max_times_sampled`, and the ids that `max_size` keeps (16 bytes an id)
         - the statistics of transforms

@@ -46,7 +46,7 @@ def nstep_targets(
         a batch of `Sequences`, these are the values of ``torch.cat([batch.obs, batch.next_obs[:, -1:]], 1)``. None if
         `next_values` is given.
     n : int
-        Number of steps in a sum.
+        The largest number of steps in a sum.
     gamma : float or Tensor
         Discount per step, 0 to 1. Or a tensor (batch, length) with the discount after each step, such as gamma times
         the environment's discounts. With a tensor, ``gamma**i`` is the product of the discounts of the i steps from t

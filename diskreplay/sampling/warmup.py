@@ -33,8 +33,9 @@ def warmup(
     arguments, all kernels are compiled.
 
     With a store and a view, only the kernels of a sampler with these arguments are compiled. Two batches are also drawn
-    from a temporary store with the same schema and one short episode. If the view has a `value_fn`, it is called with
-    an observation of zeros. Of the given store, only the schema and the limits are read.
+    from a temporary store with the same schema and one short episode. The given distribution is only copied. If the
+    view has a `value_fn`, it is called with an observation of zeros. Of the given store, only the schema and the limits
+    are read.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ def warmup(
         return
     schema, view = store_argument(store).schema, view_argument(view)
     distribution = copy.deepcopy(distribution_argument(distribution))
-    store.follow_compiled(of_sampler(distribution.weighted))  # the limits of a store need a kernel, too
+    store.follow_compiled(of_sampler(distribution.weighted))  # a store with limits needs one more kernel
     with tempfile.TemporaryDirectory(prefix="diskreplay-") as folder, create(f"{folder}/store", schema) as trial:
         sampler = Sampler(trial, view, distribution, batch_size=2, seed=0)
         with sampler, trial.writer() as writer, suppress(NotEnoughData, StopIteration):

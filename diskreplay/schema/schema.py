@@ -175,7 +175,7 @@ class Schema:
         Parameters
         ----------
         env
-            The environment. Its spaces define the stored fields.
+            The environment whose spaces define the stored fields.
         extra, episode : dict, optional
             See `Schema`.
         dtype_map : dict, optional

@@ -76,7 +76,7 @@ class Field:
         Returns
         -------
         numpy.ndarray
-            ``(*leading, *shape)``, C-contiguous; the value itself if it already fits.
+            An array ``(*leading, *shape)``, C-contiguous. If the value already fits, the value itself is returned.
 
         Raises
         ------
