@@ -352,11 +352,11 @@ class RolloutBuffer(Backed):
     ) -> None:
         """Compute generalized advantage estimates and returns of the steps so far (Schulman et al. 2016, equation 16).
 
-        A truncated step is bootstrapped with the value of its final observation, and its advantage does not depend on
-        later steps (partial-episode bootstrapping, Pardo et al. 2018, section 3.2). The value of a final observation
-        comes from `value_fn` or from `final_values`. If both are None, the value of the truncated step's own
-        observation is used, with a warning the first time. This is a good approximation if an observation differs
-        little from the next observation.
+        A truncated step is bootstrapped with the value of its final observation (partial-episode bootstrapping, Pardo
+        et al. 2018, section 3.2). The advantage of a truncated step does not depend on later steps. The value of a
+        final observation comes from `value_fn` or from `final_values`. If both are None, the value of the truncated
+        step's own observation is used, with a warning the first time. This is a good approximation if an observation
+        differs little from the next observation.
 
         Parameters
         ----------
