@@ -22,10 +22,11 @@ _SHARE_OVERDRAWS = (*32 * (1,), 64)
 class Draw(NamedTuple):
     """Drawn ids, and the numbers from which their weights are computed.
 
-    `chances` is the probability of each id; None if all are equal or the distribution is not `weighted`. `size` is the
-    number of ids that could be drawn, and `least` is the smallest probability of these ids. Only a `weighted`
-    distribution has to set `chances`, `size` and `least`. A draw of a `sized` distribution has fewer ids than requested
-    only if the distribution has ended; see `Distribution.ends`. After the end of a distribution, all draws are empty.
+    `chances` is the probability of each id; None if all probabilities are equal, or if the distribution is not
+    `weighted`. `size` is the number of ids that could be drawn, and `least` is the smallest probability of these ids.
+    Only a `weighted` distribution has to set `chances`, `size` and `least`. A draw of a `sized` distribution has fewer
+    ids than requested only if the distribution has ended; see `Distribution.ends`. After a distribution has ended, its
+    draws have no ids.
     """
 
     ids: Ints
@@ -47,28 +48,28 @@ class Distribution(ABC):
     long before its delivery, while a schedule for beta counts the delivered batches.
     """
 
-    # Whether the distribution has priorities. If so, `weigh` and `update` are called, and beta is used.
+    # Whether the distribution has priorities. If True, `weigh` and `update` are called, and beta is used.
     weighted: bool = False
     # The weight of the largest |td| in the priority of a sequence, see `Prioritized`. The mean |td| has the weight
     # 1 - eta.
     eta: float = 1.0
-    # Whether a draw has exactly `size` ids, unless the distribution ends. If False, the distribution itself chooses the
+    # Whether a draw has exactly `size` ids, until the distribution ends. If False, the distribution itself chooses the
     # number of ids.
     sized: bool = True
     # A draw needs a population with at least this number of ids.
     least: int = 1
-    # Whether a drawn id is used up, as in a pass over all ids. If so, `delivered` is called, and a batch that lost some
-    # ids before its delivery keeps its other ids.
+    # Whether a drawn id is used up, as in a pass over all ids. If True, `delivered` is called. A batch that loses ids
+    # before its delivery keeps its other ids.
     gives_once: bool = False
     # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks one
     # of these fields.
     episode_fields: tuple[str, ...] = ()
-    # Whether the distribution ends: from some time on, draws have no ids. If so, the distribution must define
+    # Whether the distribution ends: from some time on, draws have no ids. If True, the distribution must define
     # `count_left`.
     ends: bool = False
     # Whether `draw` draws only ids of the population's share, so that `draw_share` need not reject any ids.
     keeps_share: bool = False
-    # For a distribution that a view has made: the key of its state in the saved state of a sampler. Another
+    # The key of the distribution's state in the saved state of a sampler, if a view has made the distribution. Another
     # distribution with the same key can resume from this state.
     key: str = ""
 
@@ -124,10 +125,10 @@ class Distribution(ABC):
         return share[at], mass[at]
 
     def redraw(self, lost: Draw, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Return a draw of `size` ids in place of `lost`, a draw that lost ids by evictions before its delivery.
+        """Return a draw of `size` ids in place of the draw `lost`: ids of `lost` were evicted before its delivery.
 
-        If `gives_once` is True, the result contains the remaining ids of `lost`. Raises NotEnoughData if the share is
-        empty.
+        If `gives_once` is True, the result contains the ids of `lost` that were not evicted. Raises NotEnoughData if
+        the share is empty.
         """
         left = lost.ids[population.contains(lost.ids)] if self.gives_once else lost.ids[:0]
         if not len(left):
@@ -157,7 +158,7 @@ class Distribution(ABC):
         return type(self).chances is not Distribution.chances
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id, (n,), in `draw_share`; all ids must be in the population's share."""
+        """Return the probability that `draw_share` draws each id, (n,); all ids must be in the population's share."""
         found = self.chances(population, ids)
         if population.share.world_size > 1:
             found /= sum(float(self.chances(population, some).sum()) for some in population.ids()) or 1.0
@@ -175,7 +176,7 @@ class Distribution(ABC):
         raise NotImplementedError(f"{self} has no priorities")
 
     def drawable(self, population: Population) -> Ints | None:
-        """Return the ids of the population's share that can be drawn; None if all of its ids can be drawn."""
+        """Return the ids of the population's share that can be drawn; None if all ids of the share can be drawn."""
         return None
 
     # --- after a draw ---------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class Distribution(ABC):
         """Return the weight of each drawn id, or None if all weights are 1.
 
         With `beta` None, the distribution's own beta is used. `batches` is the number of batches that were delivered
-        before. The returned array must be a new array, because it becomes part of the batch.
+        before this batch. The returned array must be a new array, because it becomes part of the batch.
         """
         return None
 
@@ -197,7 +198,7 @@ class Distribution(ABC):
     def rewind(self) -> bool:
         """Take back all draws that were not delivered, so that they are drawn again; return whether this was done.
 
-        The default does nothing and returns False: draws that do not depend on each other remain valid.
+        The default does nothing and returns False: it is for draws that do not depend on each other.
         """
         return False
 
@@ -221,7 +222,7 @@ class Distribution(ABC):
         """Record that the batch of a draw will not be delivered."""
 
     def accept(self, population: Population, draw: Draw) -> bool:
-        """Return whether all ids of a draw from a saved state can still be drawn; if so, count the draw."""
+        """Return whether all ids of a draw from a saved state can still be drawn; if they can, record the draw."""
         return bool(population.contains(draw.ids).all())
 
     def update(self, population: Population, ids: Ints, errors: Floats) -> int:
@@ -272,7 +273,7 @@ class Even(Distribution):
         return population.contains(ids) / max(population.size, 1)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id, (n,), in `draw_share`; all ids must be in the population's share."""
+        """Return the probability that `draw_share` draws each id, (n,); all ids must be in the population's share."""
         return population.contains(ids) / max(population.share_size(), 1)
 
 

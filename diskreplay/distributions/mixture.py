@@ -90,7 +90,7 @@ class Mixture(Distribution):
         return self._sum(part.chances(population, ids) for part in self._parts)
 
     def share_chances(self, population: Population, ids: Ints) -> NDArray[np.float64]:
-        """Return the probability of each id, (n,), in `draw_share`; all ids must be in the population's share."""
+        """Return the probability that `draw_share` draws each id, (n,); all ids must be in the population's share."""
         return self._sum(part.share_chances(population, ids) for part in self._parts)
 
     def _sum(self, chances: Iterable[Floats]) -> Floats:

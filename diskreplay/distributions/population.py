@@ -8,7 +8,7 @@ runs are in one growing block of arrays, in three regions:
     [main, ended)  runs of ended episodes that later refreshes found; sorted among the runs of the same refresh
     [ended, end)   runs of open episodes, and visible parts of partially hidden runs; rewritten by each refresh
 
-A refresh takes time only for the new runs, and a search among cumulative counts finds the id at a position. The second
+A refresh takes time only for the new runs. A search among cumulative counts finds the id at a position. The second
 region is merged into the first when it has more than `SMALL` runs, and more than a quarter of the number of visible
 runs in the first region. So the id at a position depends on the order in which episodes were discovered.
 `Population.order` returns the runs in the order of their positions. A population that restores this order has the same
@@ -61,7 +61,7 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import get_kernel
 
-# If the second region (see above) has at most this many runs, its size is no reason for a merge.
+# A second region (see above) with at most this many runs is not merged for its size.
 SMALL = 1024
 # A binary search among this many runs or more reads more memory than the caches of a processor hold.
 MANY = 1 << 15
@@ -72,7 +72,7 @@ _NO_PARTLY = np.zeros((4, 0), np.int64)
 
 
 class Share(NamedTuple):
-    """The ids that belong to one of several ranks.
+    """The ids of one of several ranks.
 
     A hash of the id chooses its rank, so that ranks get equal parts of every lane. The rank of an id never changes.
     """
@@ -96,9 +96,9 @@ EVERY_ID = Share()
 class Progress(NamedTuple):
     """The point up to which a follower, such as a table of priorities, has read a population.
 
-    The fields are the values that the population's `epoch`, `_rewrites`, `_hidden` and `_ended` had when it was read.
-    `epoch` and `rewrites` change when older runs move to other positions. `hidden` and `ended` are numbers of runs, see
-    the module's docstring.
+    The fields are earlier values of the population's `epoch`, `_rewrites`, `_hidden` and `_ended`. `epoch` and
+    `rewrites` change when older runs move to other positions. `hidden` and `ended` are indices in the block, see the
+    module's docstring.
     """
 
     epoch: int
@@ -138,7 +138,7 @@ class Changes(NamedTuple):
 
     The last `provisional` runs may change with each refresh. The provisional runs of a call replace all provisional
     runs of earlier calls. The first `partially_hidden` provisional runs are visible parts of older runs. `reached` are
-    runs of earlier calls that may be hidden by now, wholly or in part; their visible parts are among the provisional
+    runs of earlier calls that may have hidden ids by now. The visible parts of `reached` are among the provisional
     runs.
 
     `runs` and `reached` are (3, n), with the rows of `IdRuns`. The next refresh overwrites both arrays.
@@ -165,13 +165,13 @@ class Crossing(Protocol):
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
         """Return two tables of starts (steps at which a sample can start), one line per episode with starts.
 
-        The first table has the episodes whose starts are final. The second table has the episodes that may get more
-        starts. In these tables, an episode's number of steps is its number of starts.
+        The first table has the episodes that get no more starts. The second table has the episodes that may get more
+        starts. The column `steps` of a table has the number of starts.
 
         `ended` are the episodes that ended since the last call, or None if no episode ended. `admitted` are the
         episodes of `ended` that the filter admits, and `still_open` are the open episodes that the filter admits. If
-        `is_fresh` is True, `ended` are all ended episodes, and earlier calls are forgotten. If `is_fresh` is False,
-        None replaces an empty first table.
+        `is_fresh` is True, `ended` are all ended episodes, and earlier calls are forgotten. If `is_fresh` is False, the
+        first result is None instead of an empty table.
         """
 
 
@@ -258,7 +258,7 @@ class Population:
         self.kind = view.kind
         self.epoch = self.version = 0
         self._let_in: Ints = np.zeros(0, np.int64)  # The first id of each open episode that the filter admitted.
-        # A number that grows when an open episode could be drawn, and is later refused or discarded.
+        # A number that grows when an episode could be drawn while it was open, but is refused or discarded now.
         self._refusals = 0
         self._share_size = _ShareSize()
         self._clear()
@@ -277,7 +277,7 @@ class Population:
         self._is_sorted = True  # Whether the first region is sorted by the start times of episodes.
         self._rewrites = 0  # How often runs were moved within the second region.
         self._is_unmerged = False  # Whether the regions must be merged when more runs come.
-        # Results of `_progress` before and after the last merge in `_add_ended`, which moved runs, but changed no ids.
+        # The results of `_progress` before and after the last merge in `_add_ended`. The merge changed no ids.
         self._same_progress: tuple[Progress | None, Progress | None] = None, None
         self.epoch += 1
 
@@ -285,7 +285,7 @@ class Population:
         old, log = self.snapshot, snapshot.log
         if snapshot is old:
             return
-        # As long as `segments` is the same object, the generation is the same, too, and is not compared.
+        # If `segments` is the same object, the generation is unchanged, and need not be compared.
         is_fresh = old is None or (snapshot.segments is not old.segments and snapshot.generation != old.generation)
         if is_fresh:
             self._start_afresh(log)
@@ -331,8 +331,8 @@ class Population:
     def _admit_open(self, snapshot: Snapshot, ended: EpisodeTable | None) -> EpisodeTable:
         """Return the open episodes that the filter admits.
 
-        `ended` are the newly ended episodes that the filter admits. Adds 1 to `_refusals` if an episode that the last
-        call of this method returned is now neither in `ended` nor in the result.
+        `ended` are the newly ended episodes that the filter admits. Adds 1 to `_refusals` if an episode of the last
+        call's result is neither in `ended` nor in the new result.
         """
         still_open = self._filter.admit(snapshot, snapshot.open)
         if self._filter.asks:
@@ -348,7 +348,7 @@ class Population:
         return Order(*(TimedRuns(*runs.copy()) for runs in (*regions, self._partly)))
 
     def restore(self, order: Order) -> None:
-        """Forget all runs; the next refresh reads all episodes again, with this order for runs that still exist."""
+        """Forget all runs; the next refresh reads all episodes again, and keeps the order of the runs in `order`."""
         self.snapshot, self._restored = None, order
         self.size = 0
 
@@ -356,8 +356,8 @@ class Population:
         if ended is not None:
             self._add_ended(snapshot, ended, is_fresh)
         if self._hide() or ended is not None:
-            # The merge waits until further runs come. A follower that reads all runs before the merge need not read
-            # them again.
+            # The regions are merged when the next runs come. So a follower that has read all runs before the merge need
+            # not read them again.
             self._is_unmerged = _is_large(self._ended - self._main, self._main - self._hidden)
             if self._is_unmerged and is_fresh and self._restored is None:
                 self._merge()
@@ -365,8 +365,8 @@ class Population:
     def _add_ended(self, snapshot: Snapshot, ended: EpisodeTable, is_fresh: bool) -> None:
         """Add the runs of ended episodes to the second region of the block; see the module's docstring.
 
-        After `restore`, in an empty block (`is_fresh`), the restored order decides the positions of the runs in the
-        first two regions.
+        If the block is empty after `restore`, the restored order decides the positions of the runs in the first two
+        regions.
         """
         start = self._ended
         end = self._write_starts(snapshot, ended.lines, LINES, start)
@@ -397,7 +397,7 @@ class Population:
         block, record = self._block, snapshot.record
         room = at + (2 * len(given) if kind == LINES else given.shape[1])
         if kind == RUNS_AND_OPEN:
-            room += 2 * len(record)  # `record` has several numbers for each open episode
+            room += 2 * len(record)  # an upper bound: `record` has several numbers per open episode
         if room >= block.room:
             block.make_room(room)
         end: int = self._find_starts(given, kind, record, block.record, at)
@@ -406,8 +406,8 @@ class Population:
     def _restore_order(self, order: Order, found: TimedRuns, visible: Visible) -> TimedRuns:
         """Fill the empty block with the runs of `order`; return the runs of `found` that are not in `order`."""
         # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. `found` lacks
-        # runs of `order` that are wholly hidden by now. Such a run stays in the block until `_hide` is called, as in
-        # the population that saved the order.
+        # runs of `order` that are wholly hidden by now. These runs stay in the block until `_hide` is called, as in the
+        # saved population.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
@@ -425,7 +425,7 @@ class Population:
             self._oldest_new = min(self._oldest_new, int(found.time.min()))
 
     def _hide(self) -> bool:
-        """Move runs to `_partly`: the runs of episodes that began before `_reached`, which may have hidden steps.
+        """Move the runs of episodes that began before `_reached` to `_partly`: these runs may have hidden ids.
 
         Returns whether any run was moved. Usually no run is moved, because the newest hidden step is in the same
         episode as at the last refresh.
@@ -525,7 +525,7 @@ class Population:
         if since == self._same_progress[0]:
             since = self._same_progress[1]
         array, provisional = self._block.array[:TIME], self._end - self._ended
-        # All visible runs are also returned if runs that came after `since` are hidden already.
+        # All visible runs are returned if older runs have moved, or if runs that came after `since` are hidden already.
         if since is None or since[:2] != now[:2] or self._hidden > since.ended:
             return Changes(now, True, array[:, :0], array[:, self._hidden : self._end], provisional, partly)
         reached = array[:, since.hidden : self._hidden]
@@ -591,16 +591,17 @@ class Population:
         """Return the index of the moved sample of each run's episode, and which runs are moved samples, (n,) bool.
 
         A moved sample starts at another step than `Starts.step` says, so that it fits in its episode; see `MOVED_BACK`
-        in `kernels.runs.Starts`. A moved sample is a run of one id, and counts as moved only if its episode has another
-        run. `runs` and the result have indices into `runs()`. An index is -1 if the run is itself the moved sample, or
-        if its episode has no moved sample.
+        in `kernels.runs.Starts`. A moved sample is a run of one id, in an episode with another run. `runs` and the
+        returned indices are indices into `runs()`. An index is -1 if the run is itself the moved sample, or if its
+        episode has no moved sample.
         """
         found, is_moved = np.full(len(runs), -1), np.zeros(len(runs), np.bool_)
         if self._starts.last != MOVED_BACK or self._starts.step == 1:
             return found, is_moved
         lane, moved = self._lanes_of(runs + self._hidden)
         key = lane_keys(self.runs().first[runs], *self.segments)
-        # In its lane, a moved sample comes after the other run of its episode; if `from_end` is True, before that run.
+        # In the index, a moved sample comes after the other run of its episode. With `from_end`, it comes before that
+        # run.
         neighbour = np.where(moved == self._starts.from_end, 1, -1)
         for keys, places in self._indices():
             if not len(keys):
@@ -614,7 +615,7 @@ class Population:
         return found, is_moved
 
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return, for each run `at[i]` of the block, a number for its lane, and whether the run is a moved sample."""
+        """Return, for each run `at[i]` of the block, a number of the lane, and whether the run is a moved sample."""
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width
@@ -699,7 +700,7 @@ class _Block(GrowingRuns):
     def settle(self, end: int) -> None:
         """Extend `coarse` to the runs before `end`.
 
-        From then on, only `write`, `sort` and `merge` may change these runs, because only these methods also shorten
+        After the call, only `write`, `sort` and `merge` may change these runs, because these methods also shorten
         `coarse`.
         """
         known, parts = len(self.coarse), end >> COARSE_BITS
@@ -757,21 +758,21 @@ def _is_large(second: int, first: int) -> bool:
 
 
 def _no_population() -> Population | None:
-    """Return None, as a weak reference to a deleted population does."""
+    """Stand in for a weak reference to a deleted population."""
     return None
 
 
 class Cursor:
-    """The point up to which a follower has read a population, and the last id that the follower took of each lane.
+    """The point up to which a follower has read a population, and the last id that the follower took from each lane.
 
     Not thread-safe. `population` is a weak reference to the population that was read last. `visible` is the boundary
     between hidden and visible steps at the last `reach`. A follower that keeps ids in their order of arrival uses
-    `new_of` and `take`, and saves `taken`, the last taken id of each lane. A cursor made with `taken` continues after
-    these ids.
+    `new_of` and `take`. Such a follower saves `taken`: the last taken id of each lane. A new cursor with the saved
+    `taken` continues after these ids.
 
     A follower calls `kept`, then `changes`, then processes the changes, and then calls `reach`. If `may_miss` is True,
-    ids that left may have come back. `new_of` does not return ids that came back. A follower that cannot find such ids
-    itself begins again with a new cursor.
+    ids that left the population may be in it again. `new_of` does not return these ids. A follower that cannot find
+    these ids in another way begins again with a new cursor.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:
@@ -780,8 +781,8 @@ class Cursor:
         self._version = -1
         self._progress: Progress | None = None
         self._generation: int | None = None  # None before the first `reach` of this population.
-        # The last taken id of each lane, or -1, in the order of places. Before the first `new_of`: the argument
-        # `taken`.
+        # The last taken id of each lane, or -1, in the order of places. Before the first call of `new_of`, this is the
+        # argument `taken`.
         self._last = taken
 
     @property
@@ -839,8 +840,8 @@ class Cursor:
     def new_of(self, population: Population, runs: IdRuns) -> tuple[IdRuns, Ints, NDArray[np.bool_]]:
         """Return the ids of `runs` that come after the last taken id of their lane, as runs.
 
-        Also returns, for each returned run, the place of its lane (see `Visible.places`), and whether no id of this
-        lane was taken yet.
+        Also returns two values per run: the place of the lane (see `Visible.places`), and whether no id of the lane was
+        taken yet.
         """
         visible = population.visible
         if self.may_miss(population):
@@ -867,7 +868,8 @@ class Cursor:
 class _ShareSize:
     def __init__(self) -> None:
         self._cursor = Cursor()
-        # `_size` counts the ids in all runs, `_settled` the ids in runs that are not provisional (see `Changes`).
+        # `_size` is the number of ids in all runs. `_settled` is the number of ids in runs that are not provisional
+        # (see `Changes`).
         self._settled = self._size = 0
 
     def of(self, population: Population) -> int:

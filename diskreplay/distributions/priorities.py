@@ -31,7 +31,7 @@ _MOST_EMPTY = 1 << 16, 64
 # Scratch memory has room for at least this number of ids, so that small draws and updates need no new memory.
 _BLOCK = 4096
 _PAGES_AT_ONCE = 64
-_NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # used as long as there is no snapshot
+_NO_RECORD, _NO_LANES = np.zeros(frozen.HEAD, np.int64), np.zeros(0, np.int64)  # for a population without a snapshot
 
 
 class _Shared(NamedTuple):
@@ -47,11 +47,11 @@ class _Shared(NamedTuple):
 
 
 class SumTree:
-    """A tree whose leaves, 0 to capacity - 1, are drawn in proportion to their masses, which are 0 at first.
+    """A tree that draws leaves in proportion to their masses; all masses are 0 at first.
 
-    Not thread-safe. With the argument `least`, the tree tracks the smallest nonzero mass. `memory` is an array of
-    float64 zeros for the tree, as long as the last number of `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums`
-    and `smallest` are the arrays of `kernels.sumtree`.
+    Not thread-safe. The leaves are 0 to `capacity` - 1. With the argument `least`, the tree tracks the smallest nonzero
+    mass. `memory` is an array of float64 zeros for the tree; its length is the last number of
+    `sumtree.tree_starts(capacity)`. `starts`, `tree`, `sums` and `smallest` are the arrays of `kernels.sumtree`.
     """
 
     def __init__(self, capacity: int, least: bool, memory: Floats) -> None:
@@ -78,7 +78,7 @@ class SumTree:
     def fill(self, masses: Floats) -> None:
         """Set the masses of the first leaves; the masses of all other leaves must be 0."""
         self.tree[: len(masses)] = masses
-        # Set one leaf of each node again: this sums the node from all of its leaves.
+        # A call that sets one leaf of a node sums the node from all of its leaves.
         leaves = np.arange(0, len(masses), sumtree.FAN_OUT)
         self.set(leaves, self.tree[leaves])
 
@@ -106,8 +106,8 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # The table `new` of the last `follow`, see `priority_pages.ENDED`, and the array whose address is in row
-        # LANES_AT of this table.
+        # The table `new` of the last `follow` (see `priority_pages.ENDED`), and the array of lanes, because the table
+        # has only the address of this array.
         self._offered = np.zeros((4, priority_pages.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, priority_pages.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -199,8 +199,8 @@ class PriorityTable:
     def _set_initial(self, population: Population, read: InitialErrors, eps: float, eta: float) -> None:
         """Set the raw priorities of new ids from the initial priorities of their steps.
 
-        New ids without initial priorities enter with the largest priority given so far, including the initial
-        priorities of the new ids before them.
+        A new id without an initial priority gets the largest priority so far, including the initial priorities of
+        earlier new ids.
         """
         pages = self._stacks[priority_pages.CHANGED, : self._heights[priority_pages.NEW]]
         # The order of the pages must depend only on the ids, so that a loaded sampler continues like the saved one.
@@ -216,16 +216,16 @@ class PriorityTable:
             self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
 
     def _enter(self, ids: Ints, raw: Floats) -> None:
-        """Set `_raw` of ids to -`raw`: the sign says that no update or writer gave the priority."""
+        """Give ids the priorities `raw`; a negative sign in `_raw` says that no update or writer gave a priority."""
         places, masses = self.places(ids), np.empty(len(ids))
         self._powers(raw, self._alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(len(ids)), masses)
         self._raw[places] = -raw
         self.tree.set(places, masses)
 
     def _with_reached(self, reached: Ints) -> Ints:
-        """Return the table `new` of the last `follow` without its final runs.
+        """Return the table `new` of the last `follow` without its final runs, and with the runs `reached`.
 
-        `reached` is inserted after the partially hidden runs.
+        The runs `reached` are inserted after the partially hidden runs.
         """
         runs = self._offered[0]
         ended, left = runs[[priority_pages.ENDED, priority_pages.LEFT], 0].tolist()
@@ -264,7 +264,7 @@ class PriorityTable:
     # --- priorities --------------------------------------------------------------------------------------------------
 
     def places(self, ids: Ints) -> Ints:
-        """Return the place of each id, an index in `_raw` and of a leaf; -1 for an id that cannot be drawn."""
+        """Return the place of each id: its index in `_raw` and its leaf; -1 for an id that cannot be drawn."""
         places = np.empty(len(ids), np.int64)
         offered, lanes = self._offered
         get_kernel("locate")(ids, offered[priority_pages.ORIGIN, 0], lanes, self._pages, self._slots, places)
@@ -320,7 +320,7 @@ class PriorityTable:
             ints, floats, table = np.empty((4, wanted), np.int64), np.empty((3, wanted)), self._table.copy()
             table[priority_pages.DRAWN_PLACES :] = pack(*ints, *floats)
             self._heights[priority_pages.DRAWN] = 0
-            vars(self).update(_ints=ints, _floats=floats, _table=table)  # one operation, see `_resize`
+            vars(self).update(_ints=ints, _floats=floats, _table=table)  # one operation, as in `_resize`
 
     # --- saving ------------------------------------------------------------------------------------------------------
 

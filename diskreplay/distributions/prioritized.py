@@ -29,7 +29,8 @@ class Prioritized(Owned):
 
     The priorities belong to one sampler, which calls the distribution under the sampler's lock. Each kind of id has its
     own table: all transitions share one table, and all sequences of the same (length, overlap, pad) share another
-    table. The first draw of each kind makes the table of this kind. Tables are kept when the view is replaced.
+    table. The first draw of each kind makes the table of this kind. The tables stay when the view of the sampler is
+    replaced.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ class Prioritized(Owned):
 
     @property
     def normalize(self) -> str:
-        """Where to find the largest weight, by which weights are divided: "batch" or "store"."""
+        """Weights are divided by the largest weight of the "batch" or of the "store"."""
         return self._normalize
 
     @property
@@ -154,7 +155,7 @@ class Prioritized(Owned):
         return table.masses_of(ids) / (table.tree.total or 1.0)
 
     def share_chances(self, population: Population, ids: Ints) -> Floats:
-        """Return the probability of each id, (n,), in `draw_share`; all ids must be in the population's share."""
+        """Return the probability that `draw_share` draws each id, (n,); all ids must be in the population's share."""
         table = self._followed(population)
         return table.masses_of(ids) / (table.total_of(population.share) or 1.0)
 
@@ -194,7 +195,8 @@ class Prioritized(Owned):
             if chances.ndim != 1:
                 raise ValueError(f"chances must have one axis, not shape {list(chances.shape)}")
             self._scratch = np.empty((3, len(chances)))
-        # N is not needed: it cancels out in the division by the largest weight, which belongs to the smallest chance.
+        # N is not needed: it cancels out in the division by the largest weight. The smallest chance has the largest
+        # weight.
         least = draw.least if self._normalize == "store" else 0.0
         get_kernel("weights")(chances, least, exponent, self._scratch, weights)
         return weights

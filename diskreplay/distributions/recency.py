@@ -2,9 +2,9 @@
 
 `Recency` keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps. The length of
 a block is a small part of a half-life. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly
-ever be drawn. A block consists of pieces. A piece is a run of ids in one lane, and its ids are assumed to arrive evenly
-while the block is filled. So all probabilities follow from one array with an entry for each of a few thousand blocks,
-and a refresh takes time only for new ids.
+ever be drawn. A block consists of pieces. A piece is a run of ids in one lane. The ids of a piece are assumed to arrive
+evenly while the block is filled. So one array with an entry per block is enough for all probabilities: there are a few
+thousand blocks. A refresh takes time only for new ids.
 """
 
 import math
@@ -39,8 +39,8 @@ BLOCKS = 32
 HALF_LIVES = 40
 # A block with this number of pieces is full, even if it has few steps.
 _MOST_PIECES = 256
-# Runs are cut into pieces before they are sorted by time. This many pieces of the largest size have as many steps as
-# one block.
+# Runs are cut into pieces, and the pieces are sorted by time. A piece has one id, or at most 1 / _PARTS of a block's
+# steps.
 _PARTS = 4
 _AT_ONCE = 1 << 20
 # The factor by which a block's weight falls with age is at least e ** -500, which is a normal float64.
@@ -93,7 +93,7 @@ class Recency(Owned):
         return found
 
     def place(self) -> "Arrivals":
-        """Return the object that has the ids and their order; `load_state_dict` does not change it, but replaces it."""
+        """Return the object with the ids and their order; `load_state_dict` makes a new object."""
         return self._arrivals
 
     def go_back(self, place: "Arrivals") -> None:
@@ -198,14 +198,14 @@ class Arrivals:
 
     def _take_in(self, population: Population) -> None:
         changes = self._cursor.changes(population)
-        # Hidden and evicted ids are removed from the pieces. Else a resumed sampler, which cannot tell hidden ids from
-        # evicted ids, would draw other batches.
+        # Hidden ids are removed from the pieces, like evicted ids. A resumed sampler cannot tell hidden ids from
+        # evicted ids, but must draw the same batches.
         self._drop_hidden(population.visible)
         if self._cursor.may_miss(population):
             self._drop_evicted(population)
         if not self._add(IdRuns(*changes.runs), population) or not self._starts[-1]:
-            # All pieces are made anew in two cases. If steps came back from quarantine, only the times of steps give
-            # their order. If no piece is left, the population may have older ids.
+            # All pieces are made anew in two cases. If steps came back from quarantine, the order of arrival is known
+            # only from the times of steps. If no piece is left, the population may have older ids.
             self._clear()
             changes = self._cursor.changes(population)
             self._add(IdRuns(*changes.runs), population)
@@ -256,7 +256,7 @@ class Arrivals:
     def _replace(self, pieces: Ints, of: Ints) -> None:
         """Replace all pieces: the new piece i is a part of the old piece `of[i]`.
 
-        A block that still has pieces keeps its length in steps; blocks without pieces are removed.
+        Blocks without pieces are removed. Other blocks keep their lengths in steps.
         """
         block = np.searchsorted(self._starts, of, "right") - 1
         kept = np.unique(block)
@@ -321,13 +321,13 @@ class Arrivals:
         """Set `_ids`, `_lengths` and `_weights`, the values of the blocks that a draw needs.
 
         `_ids` is each block's number of ids. `_lengths` is each block's length in half-lives, multiplied by ln 2.
-        `_weights` is the sum of the weights of the blocks before each block.
+        `_weights[b]` is the sum of the weights of the blocks before block b.
         """
         self._ids = np.diff(self._room.before[self._starts])
         steps = np.diff(self._ranks)
         rate = math.log(2.0) / self._half_life
         self._lengths = np.clip(steps * rate, 1e-300, 700.0)
-        # A block's weight is the density of its ids times the integral of their weights, which fall exponentially.
+        # A block's weight is its number of ids per step times the integral of an exponential over the block.
         behind = np.maximum((self._ranks[1:] - self._ranks[-1]) * rate, -_FAR)
         weights = self._ids / np.maximum(steps, 1e-300) * np.exp(behind) * -np.expm1(-self._lengths)
         self._weights = np.append(0.0, np.cumsum(weights))
@@ -363,7 +363,7 @@ class Arrivals:
 
 
 def _merged(pieces: Ints) -> Ints:
-    """Join pieces of one block: if a piece begins where another one ends, the two become one piece."""
+    """Join pieces of one block: a piece that begins where another piece ends is appended to that piece."""
     pieces = pieces[:, np.lexsort((pieces[0], pieces[0] % pieces[1], pieces[0] >> POSITION_BITS))]
     first, stride, count = pieces
     begins = np.ones(len(first), np.bool_)

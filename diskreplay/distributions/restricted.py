@@ -47,7 +47,7 @@ class Restricted(Distribution):
 
     @abstractmethod
     def why_not(self, population: Population, times: int, size: int) -> str:
-        """Return the error message for a batch of `size` ids if all allowed ids have only `times` draws left."""
+        """Return the error message for a batch of `size` ids if the allowed ids have `times` draws left in total."""
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         ids, chances, draw = _NONE, np.zeros(0), Draw(_NONE)
@@ -96,7 +96,7 @@ class Restricted(Distribution):
 
 
 def share_of(population: Population) -> str:
-    """Return words that name the population's share in a message, or "" if the share has all ids."""
+    """Return a text for error messages that names the population's share; "" if the share has all ids."""
     rank, world_size = population.share
     return "" if world_size == 1 else f" of rank {rank} of {world_size}"
 
@@ -118,12 +118,12 @@ def _earlier(ids: Ints) -> Ints:
 
 
 REMOVERS = ("oldest", "lowest_priority", "random")
-# This number is larger than any possible number of draws of an id.
+# A number of draws that no id can reach.
 _ALWAYS = 1 << 40
 
 
 class Index:
-    """At most `most` ids of one kind, in ascending order: a sampler draws only these ids; not thread-safe.
+    """The ids that a sampler may draw: at most `most` ids of one kind, in ascending order; not thread-safe.
 
     A full index removes an id for each new id. `remover` chooses the removed id:
 
@@ -131,7 +131,7 @@ class Index:
     - "lowest_priority": the id with the lowest priority, and the oldest id among equal priorities.
     - "random": a random id.
 
-    "lowest_priority" and "random" may choose the new id itself.
+    With "lowest_priority" and "random", the removed id may be the new id.
 
     With "random", all ids of the population are in the index with the same probability: Vitter's algorithm R (1985).
     After evictions, the algorithm is random pairing (Gemulla et al. 2008). Each new id takes the place of a random
@@ -144,8 +144,8 @@ class Index:
         self._count = 0  # The number of ids that have arrived.
         self._cursor = Cursor()
         self._size = 0  # The number of ids of the population at the last call of `follow`.
-        # For random pairing: how many evicted ids were in the index, and how many were not. An evicted id no longer
-        # counts when a new id has taken its place.
+        # For random pairing: the number of evicted ids that were in the index, and the number of other evicted ids. An
+        # evicted id counts until a new id takes its place.
         self._evicted, self._others_evicted = 0, 0
 
     @property
@@ -320,7 +320,7 @@ _FEW = 1024
 
 
 class Counts:
-    """A count per id, 0 for most ids; newer counts are in the small `Column` `_new`, so that adding is fast."""
+    """A count per id, 0 for most ids; recent counts are in the small column `_new`, so that `add` is fast."""
 
     def __init__(self, counts: Column | None = None) -> None:
         self._old, self._new = Column() if counts is None else counts, Column()
@@ -343,7 +343,7 @@ class Counts:
         self._old, self._new = place
 
     def state_dict(self, less: Ints = _NONE) -> dict[str, Ints]:
-        """Return `ids`, ascending, and their `counts`, (n,), minus the number of times that an id occurs in `less`."""
+        """Return `ids`, ascending, and their `counts`, (n,), as if the ids in `less` had not been drawn."""
         ids, counts = self._old.plus(*self._new)
         counts = counts - named(ids, less)
         return {"ids": ids[counts > 0], "counts": counts[counts > 0]}
@@ -368,7 +368,7 @@ class TimesSampled:
         return self._counts.setdefault(kind, Counts())
 
     def state_dict(self, kind: tuple[Any, ...], less: Ints) -> dict[str, Any]:
-        """Return the counts of all kinds; the counts of `kind` are reduced by the occurrences of ids in `less`."""
+        """Return the counts of all kinds; for `kind`, as if the ids in `less` had not been drawn."""
         every = self._counts.items()
         return {json.dumps(each): counts.state_dict(less if each == kind else _NONE) for each, counts in every}
 
@@ -394,7 +394,7 @@ class AtMost(Restricted):
         self._times, self._kind = times, kind
         self._counts = times.of(kind)
         self._pending: list[Draw] = []  # Draws that were not delivered yet.
-        # The allowed ids from the last call of `drawable`, ascending, and a cursor of the population of that call.
+        # The last result of `drawable`, and a cursor that finds later changes of the population.
         self._left, self._cursor = _NONE, Cursor()
 
     def __repr__(self) -> str:
@@ -411,7 +411,7 @@ class AtMost(Restricted):
     def go_back(self, place: tuple[Any, list[Draw]]) -> None:
         counts, self._pending = place
         self._counts.go_back(counts)
-        self._cursor = Cursor()  # `_left` may lack ids that are allowed now
+        self._cursor = Cursor()  # `_left` may lack ids that are allowed again
 
     def allowed(self, ids: Ints) -> Ints:
         return self._times.most - self._counts.of(ids)
@@ -461,7 +461,7 @@ class AtMost(Restricted):
         if any(pending is draw for pending in self._pending):
             self.delivered(draw)
             self._counts.add(draw.ids, -1, population.visible)
-            self._cursor = Cursor()  # `_left` may lack ids that are allowed now
+            self._cursor = Cursor()  # `_left` may lack ids that are allowed again
 
     def accept(self, population: Population, draw: Draw) -> bool:
         is_there = super().accept(population, draw)

@@ -15,11 +15,11 @@ INVALID = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErr
 
 @contextmanager
 def state_of(what: str) -> Iterator[None]:
-    """Turn `INVALID` errors of a `with` block, which reads a state, into a ValueError that names `what`."""
+    """Turn `INVALID` errors of a `with` block that reads a state into a ValueError that names `what`."""
     try:
         yield
     except INVALID as error:
-        # The message of a ValueError is understood without the type of the error; other messages need the type.
+        # The message of any other error, such as a KeyError, is clear only with the type of the error.
         why = str(error) if type(error) is ValueError else repr(error)
         raise ValueError(f"this is not a state of {what}: {why}") from None
 
@@ -60,7 +60,7 @@ def is_priority_table(state: Mapping[str, Any]) -> bool:
 def saved_priorities(table: Mapping[str, Any]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the ids in the state of a table of priorities, and their |td| + eps, both (n,).
 
-    Raises one of `INVALID` if `table` is not such a state.
+    Raises one of `INVALID` if `table` is invalid.
     """
     first, stride, known = columns(table, ("first", "stride", "known"))
     page, row = np.nonzero(bits(known))

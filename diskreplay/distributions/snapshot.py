@@ -59,11 +59,11 @@ class Snapshot(Protocol):
         """Return the time of each step's publication, in nanoseconds since the epoch."""
 
     def episode_values(self, leaf: str, ids: Ints) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """Return, for each step, its ended episode's value of an episode field, and whether the episode has a value."""
+        """Return the value of an episode field for each step's ended episode, and whether the episode has a value."""
 
 
 class EpisodeFilter:
-    """A filter of episodes, which calls `ask` once for an ended episode, and once per snapshot for an open episode.
+    """A filter of episodes; it calls `ask` once for an ended episode, and once per snapshot for an open episode.
 
     `ask(snapshot, first_id)` returns whether the episode with the first id `first_id` is admitted. With `ask` None, all
     episodes are admitted, and `asks` is False. A sampler keeps the filter when the sampler's view changes:

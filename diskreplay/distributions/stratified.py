@@ -1,4 +1,4 @@
-"""Equal shares of the draws for groups of steps: episodes, or all episodes with one value of a field."""
+"""Draws with an equal share for each group of steps: for each episode, or for each value of an episode field."""
 
 import numpy as np
 
@@ -94,7 +94,7 @@ def _draw_of_episodes(population: Population, size: int, rng: np.random.Generato
         pick, number = rng.random((2, missing))
         run = (pick * len(first)).astype(np.int64)
         moved, is_moved = population.find_moved(run)
-        if is_moved.any():  # a moved sample counts as a part of the other run of its episode
+        if is_moved.any():  # a moved sample is drawn together with the other run of its episode
             run, moved, number = run[~is_moved], moved[~is_moved], number[~is_moved]
         number = (number * (count[run] + (moved >= 0))).astype(np.int64)
         found.append(np.where(number < count[run], first[run] + number * stride[run], first[moved]))
@@ -120,24 +120,24 @@ class _Groups:
     """The ids of ended episodes, in groups by the value of an episode field.
 
     The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then the runs in
-    `_new`. The first `_hidden[group]` of these ids are not drawn, because their runs have hidden ids. Hidden ids belong
-    to steps beyond the store's limits. The visible parts of runs with hidden ids are in `_left`, and the ids of `_left`
-    come last. `some` has the numbers of the groups with visible ids, in the order of the groups' values.
+    `_new`. The first `_hidden[group]` ids of a group are not drawn, because their runs have hidden ids: steps beyond
+    the store's limits. The visible parts of these runs are in `_left`. The ids of `_left` have the last numbers of a
+    group. `some` has the numbers of the groups with visible ids, in the order of the groups' values.
     """
 
     def __init__(self, leaf: str) -> None:
         self._leaf = leaf
         self._cursor = Cursor()
         self._epoch = -1
-        self._numbers: dict[bytes, int] = {}  # The number of each group, by the bytes of its value.
+        self._numbers: dict[bytes, int] = {}  # The number of each group, by the bytes of the group's value.
         self._order: Ints = np.zeros(0, np.int64)  # The numbers of all groups, sorted by the values of the groups.
         self.some = self._total = self._order
         self._clear()
 
     def _clear(self) -> None:
         self._old, self._new, self._left = (_Runs.none() for _ in range(3))
-        # `_group[i]` is the group of run i, in the order in which runs were added; entries from `_end` on are unused.
-        # The runs before `_first` have hidden ids.
+        # `_group[i]` is the group of run i; runs are numbered in the order in which they were added. The runs before
+        # `_first` have hidden ids. Entries from `_end` on are unused.
         self._group: Ints = np.zeros(64, np.int64)
         self._first = self._end = 0
         self._partly = Column()  # the groups of partially hidden runs, by the last id of each run
@@ -146,7 +146,7 @@ class _Groups:
     def follow(self, population: Population) -> None:
         if self._cursor.is_at(population):
             return
-        if self._epoch != population.epoch:  # older runs have moved, so runs may leave in another order than they came
+        if self._epoch != population.epoch:  # older runs have moved, and may become hidden in a new order
             self._cursor = Cursor()
         changes = self._cursor.changes(population)
         ended = changes.runs.shape[1] - changes.provisional
@@ -158,7 +158,7 @@ class _Groups:
     def _take_in(self, population: Population, changes: Changes, ended: int) -> None:
         """Add the new runs of `changes`, and hide the runs in `changes.reached`.
 
-        The first `ended` of the new runs belong to ended episodes and are final.
+        The first `ended` new runs belong to ended episodes, and never change.
         """
         came, left = changes.runs[:, :ended].copy(), changes.runs[:, ended : ended + changes.partially_hidden].copy()
         group, last = self._groups_of(population, came), last_ids(IdRuns(*left))
@@ -184,9 +184,9 @@ class _Groups:
         return group
 
     def _hide(self, reached: Ints) -> Column:
-        """Hide the runs `reached`; return the group of each run with hidden ids, by the last id of the run.
+        """Hide the runs `reached`; return a mapping from the last id of each run with hidden ids to the run's group.
 
-        Among the runs that are not hidden yet, `reached` must be the first ones in the order of arrival.
+        `reached` must be the oldest runs that are not hidden yet, in the order of arrival.
         """
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)
@@ -257,7 +257,7 @@ class _Runs:
         return cls(np.zeros((3, 0), np.int64), np.zeros(0, np.int64), many)
 
     def with_more(self, runs: Ints, group: Ints, many: int) -> "_Runs":
-        """Return a `_Runs` that also has these runs, at the ends of their groups."""
+        """Return a copy with more runs, each at the end of its group."""
         return _Runs(np.append(self.runs, runs, axis=1), np.append(self.group, group), many)
 
     def grow(self, many: int) -> None:
@@ -269,7 +269,7 @@ class _Runs:
         return numbered(IdRuns(*self.runs), self._before, self._begin[group] + number)
 
     def find(self, ids: Ints, keys: Ints, segments: tuple[int, Ints], group: Ints) -> None:
-        """Set `group[i]` to the group of `ids[i]` if these runs have this id; `keys` are the `lane_keys` of the ids."""
+        """Set `group[i]` to the group of `ids[i]` if this object has the id; `keys` are the `lane_keys` of the ids."""
         if not len(self.group):
             return
         if self._index is None:

@@ -18,8 +18,8 @@ from diskreplay.ids import Ints, mixed
 from diskreplay.kernels.runs import NEVER, IdRuns, id_blocks, numbered, pieces_of
 
 ROUNDS = 6
-# Ids are sorted by time in sets of at least _SORTED_AT_ONCE, and permuted in sets of at least _PIECE. A piece of a run
-# has at most _PIECE ids.
+# `TimePass` sorts at least _SORTED_AT_ONCE ids at once, and cuts runs into pieces of at most _PIECE ids. `RandomPass`
+# permutes at least _PIECE ids at once.
 _SORTED_AT_ONCE, _PIECE = 1 << 16, 1 << 12
 
 
@@ -35,11 +35,11 @@ class Pass(ABC):
 
     @abstractmethod
     def peek(self, population: Population, count: int) -> Ints:
-        """Return the next ids, at most `count`, without moving forward."""
+        """Return at most `count` of the next ids, and keep the position."""
 
     @abstractmethod
     def advance(self, count: int) -> None:
-        """Move forward by `count` of the ids that `peek` returned."""
+        """Move the position behind the first `count` ids that `peek` returned."""
 
     def is_over(self, population: Population) -> bool:
         return not len(self.peek(population, 1))
@@ -58,7 +58,7 @@ class Pass(ABC):
 
 
 class RandomPass(Pass):
-    """A pass in a random order, which `key`, a number of 63 bits, selects."""
+    """A pass in a random order; the 63-bit number `key` selects the order."""
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], key: int, at: int = 0) -> None:
         super().__init__(runs, kind)
@@ -103,10 +103,10 @@ class RandomPass(Pass):
 class TimePass(Pass):
     """A pass in the order of publishing; steps with the same publishing time are in the order of their ids.
 
-    Runs are cut into pieces, which are read in the order of the times of their first ids. `_ids` are the next ids in
-    their final order. `_carried` are ids that were read, but are not in `_ids` yet: ids of later pieces may come before
-    them. The position is the time and the id of the last drawn step, because a number of drawn ids would be wrong after
-    evictions.
+    Runs are cut into pieces. The pieces are read in the order of the times of their first ids. `_ids` are the next ids
+    in their final order. `_carried` are ids that were read, but are not in `_ids` yet: ids of later pieces may come
+    before them. The position is the time and the id of the last drawn step, because a number of drawn ids would be
+    wrong after evictions.
     """
 
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
@@ -158,7 +158,7 @@ class TimePass(Pass):
         found = found[:, np.lexsort(found[::-1])]
         safe = int(np.searchsorted(found[0], next_begins))
         ids, rest = np.concatenate([self._ids, found[:, :safe]], axis=1), IdRuns(*(x[taken:] for x in self._pieces))
-        # All results are assigned together at the end, because an interrupt must not lose ids.
+        # All attributes are set in one statement at the end, so that an interrupt loses no ids.
         self._ids, self._carried, self._pieces, self._begins = ids, found[:, safe:], rest, self._begins[taken:]
         return True
 
@@ -215,10 +215,10 @@ class Sweep(OneOwner, Even):
     pass may be short. After this batch, draws have no ids, and `for batch in sampler` ends. `len(sampler)` is the
     number of batches that are left. The pass begins again when the view changes to another kind of id.
 
-    A sweep has a position, which is part of its saved state. So a sweep belongs to one sampler, which calls it under
-    the sampler's lock. The memory of a sweep grows with the number of episodes, not with the number of ids. A small
-    Feistel network, which permutes the positions of ids, computes the random order. The order by time is computed for
-    some ten thousand ids at a time.
+    A sweep has a position, so it belongs to one sampler. The position is part of the saved state. The sampler calls the
+    sweep under the sampler's lock. The memory of a sweep grows with the number of episodes, not with the number of ids.
+    A small Feistel network computes the random order: it permutes the positions of ids. The order by time is computed
+    for some ten thousand ids at a time.
 
     Parameters
     ----------
@@ -265,9 +265,9 @@ class Sweep(OneOwner, Even):
         return self._order
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the next `size` ids of the population's share, fewer at the end of the last pass, none after it.
+        """Draw the next `size` ids of the population's share; the last batch of the last pass may have fewer ids.
 
-        NotEnoughData if the passes have no end and the share is empty.
+        After the last pass, draws have no ids. NotEnoughData if the passes have no end and the share is empty.
         """
         found, missing = [np.zeros(0, np.int64)], size
         fruitless = False

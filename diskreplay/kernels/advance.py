@@ -20,8 +20,8 @@ else:
 def freeze(growing: Ints, rows: Ints, oldest: Ints, reached: int, head: Ints, record: Ints) -> None:
     """Write the record of a snapshot, see `frozen`: its head, and the columns of `rows` for the lanes that may grow.
 
-    `head` has the numbers of the head that this function does not compute. `growing` and `rows` are the tables
-    `growing` and `lanes` of `following`.
+    `head` has all numbers of the head except REACHED, ALL_LANES, OLDEST, ROWS and LIVE. `growing` and `rows` are the
+    tables `growing` and `lanes` of `following`.
     """
     for column in range(frozen.HEAD):
         record[column] = head[column]
@@ -46,7 +46,7 @@ def _freeze_lanes(tables: Ints, hidden: Ints, head: Ints, record: Ints) -> None:
 
 @jit.kernel("int", "ints2", "int", "out_ints", "out_ints")
 def advance(tables: Ints, until: int, newer: Ints, record: Ints) -> int:
-    """Call `follow` and return its result; if this is DONE and CHANGED is not 0, write the `record` of a new snapshot.
+    """Call `follow` and return its result; if that is DONE and CHANGED is not 0, write the `record` of a new snapshot.
 
     For `tables` see `advancing.GROWING`. `until` and `newer` are ignored; `advance` takes them only because
     `advance_hiding` has the same parameters.

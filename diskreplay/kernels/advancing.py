@@ -6,10 +6,10 @@ the call.
 
 UNREADY, UNMAPPED = range(5, 7)
 """Results of `advance_hiding`, in addition to the results of `follow`. UNREADY: the caller must first make the arrays
-that `hide_oldest` reads. UNMAPPED: the caller must first map the time of a step, whose id is found[NEEDED] of
-`hiding`."""
+that `hide_oldest` reads. UNMAPPED: the caller must first map the time of a step; found[NEEDED] of `hiding` is the
+step's id."""
 
-# Lines of the record `tables`, which describes one array per line; see `packed`.
+# Lines of the record `tables`. A line describes one array; see `packed`.
 # - GROWING, ROWS: the tables `growing` and `lanes` of `following`.
 # - FIRST_CHUNK to BASES: the chunk table of the flags, see `following.Chunks`.
 # - FIRST_TIMES to TIMES: the chunk table of the times. If the array TIMES is empty, all times are 0.
@@ -17,7 +17,7 @@ that `hide_oldest` reads. UNMAPPED: the caller must first map the time of a step
 # - HEAD: the head of the next snapshot's record, see `frozen`.
 # - FOUND, HIDDEN: the arrays `found` of `following` and of `hiding`.
 # Only `advance_hiding` reads the arrays from LANES on.
-# - LANES, LANE_BASE, FOLDERS, FIRST_ROWS: arrays whose addresses are also in the record of `frozen`, under these names.
+# - LANES, LANE_BASE, FOLDERS, FIRST_ROWS: the arrays of the same names in `frozen`.
 # - CLOCKS: for each segment, the number to add to its times to get nanoseconds since the epoch.
 # - HEAP, BY_PLACE: the tables that the module `hiding` calls `heap` and `by_place`.
 # - FOLLOWING: for each line of the log, the line of the next ended episode in the same lane, or -1.

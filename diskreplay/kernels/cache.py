@@ -47,8 +47,8 @@ _KEPT = 8
 # the kernel itself.
 _PATIENCE = 60.0
 _POLL = 0.02
-# Modification time of all copied sources, in seconds since the epoch. If the time of a source changes, numba compiles
-# its functions again.
+# Modification time of all copied sources, in seconds since the epoch. If this time of a source changes, numba compiles
+# the functions of the source again.
 _ONE_TIME = 1e9
 # A text that moves a terminal's cursor to the start of the line and clears the line.
 _LINE = "\r\x1b[K"
@@ -59,7 +59,7 @@ _refusing = set[str]()
 
 
 def _hold_at_forks() -> None:
-    """Make forks wait while a thread compiles: a child would inherit the thread's lock, but no thread that releases it.
+    """Make forks wait while a thread compiles: a child would inherit the lock without the thread that holds it.
 
     Before a fork, Python calls the functions given to `register_at_fork` in the reverse order of their registration.
     At a fork, the lock `compiling` must be acquired first. So call this function again after an import that calls
@@ -90,10 +90,7 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    """Return the compiled `function`: loaded from the folder `path`, or compiled now and saved there.
-
-    `jit` is a module of the package that `import_kernels` has made.
-    """
+    """Return the compiled `function`: loaded from the folder `path`, or compiled now and saved there."""
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"
     try:
@@ -157,7 +154,7 @@ def find_folder() -> tuple[str | None, str]:
             for name, text in _sources().items():
                 _put(path, name, text)
             tempfile.TemporaryFile(dir=path).close()
-            os.utime(path)  # `_prune` keeps the folders that were modified last
+            os.utime(path)  # so that `_prune` keeps this folder
         except OSError as error:
             tried.append(str(error))
             continue
@@ -237,8 +234,8 @@ def _processor() -> Iterator[str]:
 def _prune(parent: Path) -> None:
     """Remove all folders of compiled kernels from `parent`, except the `_KEPT` most recently used ones.
 
-    With `NUMBA_CACHE_DIR`, numba saves the machine code of a folder in a second folder. The name of the second folder
-    is the name of the first folder, followed by "_" and more text.
+    With `NUMBA_CACHE_DIR`, numba saves the machine code beside the folder of sources. The name of this second folder is
+    the name of the first folder, then "_" and more text.
     """
     with suppress(OSError):
         found = sorted(parent.glob(f"{_NAME}*"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -260,8 +257,8 @@ _here = threading.local()
 class Several:
     """Iterates over names of kernels, while the caller compiles or loads each kernel; only one thread may use it.
 
-    The iteration shows its progress on the terminal. As soon as a kernel must be compiled, a helping process starts to
-    compile the kernels in reverse order. Processes that start together share one helping process.
+    As soon as a kernel must be compiled, the terminal shows the progress. A helping process then starts to compile the
+    kernels in reverse order. Processes that start together share one helping process.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -329,7 +326,7 @@ def _file_lock() -> "type[BaseFileLock]":
 
 def _locked(path: str) -> "BaseFileLock | None":
     """Acquire and return the lock of the file `path`; return None if this takes more than `_PATIENCE` seconds."""
-    # With `fallback_to_soft`, the mere presence of the file could be the lock, which would outlive a killed process.
+    # With `fallback_to_soft`, the existence of the file could be the lock: a killed process would never release it.
     lock = _file_lock()(path, timeout=_PATIENCE, poll_interval=_POLL, fallback_to_soft=False)
     try:
         lock.acquire()

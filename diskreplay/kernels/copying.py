@@ -3,10 +3,9 @@
 `write_lanes` writes rows that are mostly in separate pages of memory. Prefetching the rows of later lanes reduces the
 time of a call to a third.
 
-An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write does not
-read this line. With batches of 14 MB, streaming had 1.45 times the bandwidth of memcpy; with batches of 37 MB, it had
-1.7 to 2.4 times the bandwidth. But the next reader has to fetch a streamed batch from memory, so smaller batches are
-not streamed.
+An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write omits this
+read. With batches of 14 MB, streaming had 1.45 times the bandwidth of memcpy; with batches of 37 MB, it had 1.7 to 2.4
+times the bandwidth. But the next reader has to fetch a streamed batch from memory, so smaller batches are not streamed.
 """
 
 from diskreplay.ids import Ints
@@ -38,7 +37,7 @@ def _copy_spaced(target: int, spacing: int, source: int, row_bytes: int, count: 
 
 @jit.inner
 def _find_row(record: Ints, line: Ints, runs: Ints, i: int, done: int) -> tuple[int, int]:
-    """Return the address of row `done` of run `i` (0: unmapped), and the number of rows from it to its chunk's end."""
+    """Return the address of row `done` of run `i` (0: unmapped), and the number of rows until the end of the chunk."""
     slot, lane, row = runs[SLOT, i], runs[LANE, i], runs[ROW, i] + done
     folder = jit.load_int(record[frozen.FOLDERS] + 8 * slot)
     if folder < 0 or folder >= line[cols.FOLDERS]:
@@ -85,7 +84,7 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
 # - FIRST_CHUNK: the number of the first chunk to write to.
 # - SHIFT: the binary logarithm of the number of rows per chunk.
 # - SOURCE: the address of the new rows.
-# - BASES: the index in the record where the addresses of the field's chunks begin.
+# - BASES: the index in the record of the address of chunk FIRST_CHUNK. The addresses of the next chunks follow.
 FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
 

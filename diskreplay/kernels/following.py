@@ -1,7 +1,7 @@
 """Follow lanes that grow: read counters and new flags, and find the ended episodes and the open episode of each lane.
 
-A writer writes the counters `observed` and `committed` of a lane after the rows that they count. So a reader reads the
-counters before the rows, `observed` first.
+A writer writes the counters `observed` and `committed` of a lane after the rows that they count. So a reader reads
+`observed`, then `committed`, then the rows.
 """
 
 import ctypes
@@ -39,8 +39,9 @@ from .packed import number
 
 # Columns of `growing`, a line per segment that may grow.
 # - SLOT: the segment's number minus the number of the store's first segment.
-# - PLACE: the number of the segment's first lane among the lanes of all segments.
-# - OBSERVED_AT, COMMITTED_AT: the addresses of the first lane's counters. The counters of the other lanes follow.
+# - PLACE: the index of the segment's first lane among the lanes of all segments.
+# - OBSERVED_AT, COMMITTED_AT: the addresses of the counters of the segment's first lane. The counters of the other
+#   lanes follow.
 # - CHECKED: all rows before this row are in chunks that a check has found complete.
 # - CLOCK: the number to add to the times of the segment's rows to get nanoseconds since the epoch.
 # - FOLDER: the number of the segment's folder in `Chunks`.
@@ -50,7 +51,7 @@ GROWING_COLUMNS = 8
 # Rows of `lanes`, a column per lane.
 # - COMMITTED: the number of complete rows.
 # - OBSERVED: the number of rows with an observation.
-# - OPEN_START: the first row of the open episode, which has not ended yet, or -1.
+# - OPEN_START: the first row of the open episode, or -1 if no episode is open.
 # - OPEN_END: the bits of the open episode's end that are known already, see `ids.OPEN`.
 # - OPEN_TIME: the time when the first step of the open episode was published.
 COMMITTED, OBSERVED, OPEN_START, OPEN_END, OPEN_TIME = range(5)
@@ -64,7 +65,7 @@ LANE_ROWS = 5
 Chunks = tuple[Ints, ...]
 
 # Indices of the numbers in the array `found`.
-# - ENDED: the number of ended episodes, which is the number of filled lines of the table ENDED of `advancing`.
+# - ENDED: the number of ended episodes. The table ENDED of `advancing` has this number of filled lines.
 # - CHANGED: 0 if the snapshot stays the same; for its bits see HIDDEN.
 # - LEFT: the line in `growing` of the segment that `follow` read last.
 # - FOLLOWED: 1 when all lanes were read. While FOLLOWED is 1, `follow` does nothing; only the caller sets FOLLOWED to
@@ -83,14 +84,14 @@ DONE, UNCHECKED, DAMAGED, FULL, ADDED = range(5)
 - UNCHECKED: some new rows of the segment in line found[LEFT] of `growing` are in chunks that are not checked or not
   mapped yet.
 - DAMAGED: the flags or counters of the segment in line found[LEFT] are damaged.
-- FULL: the new rows of a lane may have more episodes than the table `ended` has free lines. None of these rows was
+- FULL: the new rows of a lane may have more episodes than the table `ended` has free lines. No new row of the lane was
   read.
 - ADDED: the new rows of all lanes were read, and the caller must check the new ended episodes, see SPLITS.
 """
 
 ENDS = TERMINATED | TRUNCATED
-# The end of an episode has the bits LAST_STEP from the episode's last step. The end has the bits BEHIND_LAST from the
-# row after this step: a final observation or an end marker.
+# The END of an episode combines bits of two rows. LAST_STEP selects bits of the episode's last step. BEHIND_LAST
+# selects bits of the row after the last step: a final observation or an end marker.
 LAST_STEP = ENDS | EPISODE_VALUES
 BEHIND_LAST = TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED
 
@@ -123,7 +124,7 @@ def _emit(ended: Ints, found: Ints, first: int, width: int, steps: int, end: int
 
 @jit.inner
 def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) -> bool:
-    """Return whether rows `first` to `last` of a folder's array are mapped; its chunk table begins at line `table`."""
+    """Return whether rows `first` to `last` of a folder are mapped; the chunk table begins at line `table`."""
     bits, start = number(tables, table + packed.SHIFT, folder), number(tables, table, folder)
     count = number(tables, table + packed.CHUNKS, folder)
     for chunk in range(first >> bits, (last >> bits) + 1):
@@ -134,10 +135,10 @@ def _are_mapped(tables: Ints, table: int, folder: int, first: int, last: int) ->
 
 @jit.inner
 def _split_rows(tables: Ints, found: Ints, line: int, lane: int, base: int, stop: int) -> bool:
-    """Read a lane's new rows up to row `stop` - 1: append the ended episodes, and note the open episode in `lanes`.
+    """Read a lane's new rows up to row `stop` - 1: append the ended episodes, and write the open episode to `lanes`.
 
-    `line` is the line of the lane's segment in `growing`, and `base` the id of the lane's row 0. Returns False if the
-    flags are not a valid sequence of episodes.
+    `line` is the line of the lane's segment in `growing`. `base` is the id of the lane's row 0. Returns False if the
+    flags do not describe a valid sequence of episodes.
     """
     growing, lanes = packed.ints2(tables, advancing.GROWING), packed.ints2(tables, advancing.ROWS)
     ended, is_timed = packed.ints2(tables, advancing.ENDED), tables[advancing.TIMES, packed.LINES] > 0
@@ -330,12 +331,12 @@ def _new_values(segment: list[int], lane: int, row: int, stop: int, table: Chunk
 
 
 def _split(flags: NDArray[np.uint8], row: int, start: int, so_far: int) -> list[tuple[int, ...]] | None:
-    """Split new rows of a lane into episodes: return a tuple for each ended episode, then one for the open episode.
+    """Split new rows of a lane into episodes: return a tuple per ended episode, then a tuple for the open episode.
 
     The tuple of an ended episode is (first row, number of steps, bits of its end). The tuple of the open episode is
     (first row, known bits of its end), with row -1 if no episode is open. `flags` are the flags of the rows from `row`
-    on. `start` and `so_far` are the lane's OPEN_START and OPEN_END before these rows.
-    Returns None if the flags are not a valid sequence of episodes.
+    on. `start` and `so_far` are the lane's OPEN_START and OPEN_END before the new rows.
+    Returns None if the flags do not describe a valid sequence of episodes.
     """
     over: list[tuple[int, ...]] = []
     previous, before = so_far & EPISODE_VALUES, so_far & CONTINUES

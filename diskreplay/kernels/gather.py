@@ -1,19 +1,19 @@
 """A whole batch in one call: find the windows of its ids, copy the rows of all leaves, and sum the rewards.
 
-A leaf is one stored array, such as the rewards. Separate calls for the leaves would cost microseconds each, and each
-would wait for memory. Instead, one call computes the address of every row, and prefetches the first and last cache
-lines of the row, before it copies the first byte.
+A leaf is one stored array, such as the rewards. A call per leaf would cost microseconds, and would wait for memory. One
+call for all leaves computes all addresses and prefetches the rows before it copies the first byte.
 
 The arguments are in one record of int64, since each argument of a kernel costs about 50 ns. The record has numbers, and
 addresses of arrays that the caller keeps alive. After its head, see `gathering.FINDS`, the record has a line per leaf.
 
 The first lines are for leaves to copy: `LENGTH` rows for each window are copied to array number `TARGET` of the batch.
-`BEGIN` and `STOP` select two rows of the table of windows, see `gathering`; each of these rows has a bound for every
-window. The copied rows begin `OFFSET` rows after the bound at `BEGIN`. A row before the window's `FLOOR` is replaced by
-row `FLOOR`, so that the first frame of a stack repeats. A row at or above the bound at `STOP` becomes zeros.
+`BEGIN` and `STOP` are indices of two rows in the table of windows, see `gathering`. Each of the two rows has a bound
+for every window. The copied rows begin `OFFSET` rows after the bound at `BEGIN`. A row before the window's `FLOOR` is
+replaced by row `FLOOR`, so that the first frame of a stack repeats. A row at or above the bound at `STOP` becomes
+zeros.
 
-The next lines are summands: leaves whose weighted sum is the reward. An optional last line has the discount of each
-step.
+The next lines are summands: leaves whose weighted sum is the reward. If the store has discounts of steps, the last line
+is for the leaf of the discounts.
 
 Before the address of a row is computed, a check makes sure that the chunk table has the row.
 """
@@ -39,7 +39,7 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
     """Write to `sources`, for each item, the address of its rows in a leaf, or 0; return the number of zeros.
 
     The address is 0 unless the rows are successive rows of one mapped chunk. `plan` has the lines of the record of
-    `gather`, one per leaf. The first `copied` lines are for leaves to copy, the other lines for summands.
+    `gather`, one per leaf. The first `copied` lines are for leaves to copy. The other lines are for summands.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -69,10 +69,10 @@ def _locate(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sourc
 
 @jit.inner
 def _locate_found(windows: Ints, plan: Ints, leaf: int, copied: int, count: int, sources: Ints) -> int:
-    """Do what `_locate` does, for windows that `find_windows` found, and a leaf that is a summand or has `LENGTH` 1.
+    """Do what `_locate` does, for windows from `find_windows`; the leaf must be a summand or have `LENGTH` 1.
 
-    Here, no row is before the window's `FLOOR`, and no row of a summand is beyond the bound at `STOP`. These two checks
-    of `_locate` are left out. Each row must lie within one cache line.
+    Two checks of `_locate` are left out: no row is before the window's `FLOOR`, and no row of a summand is beyond the
+    bound at `STOP`. Each row must lie within one cache line.
     """
     first_chunks, chunk_counts, shifts = plan[leaf, cols.FIRST_CHUNK], plan[leaf, cols.CHUNKS], plan[leaf, cols.SHIFT]
     bases, bases_size, row_bytes = plan[leaf, cols.BASES], plan[leaf, cols.BASES_SIZE], plan[leaf, cols.ROW_BYTES]
@@ -249,7 +249,7 @@ def _sum(
 
 @jit.inner
 def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
-    """Write the rows FOLDER, LINE and BEFORE of `windows`, a table that the caller of `gather` has made.
+    """Write the rows FOLDER, LINE and BEFORE of `windows`; the caller of `gather` has made the other rows.
 
     Returns the index of the first item whose lane is not in the snapshot, or whose row `FLOOR` is before all stored
     rows; else -1.
@@ -267,8 +267,8 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
         before = jit.either(is_own, 0, first)
         windows[cols.FOLDER, item] = load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         windows[cols.LINE, item], windows[cols.BEFORE, item] = jit.either(is_own, lane, 0), before
-        # `FLOOR` is counted from the lane's first row of steps. `FLOOR` is negative for many episode values of a pack,
-        # which has fewer rows of values than rows of steps.
+        # `FLOOR` is counted from the lane's first row of steps. `FLOOR` is often negative for the episode fields of a
+        # pack: a pack has fewer rows of episode fields than rows of steps.
         if before + windows[cols.FLOOR, item] < 0:
             return i
     return -1
@@ -278,15 +278,14 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
 def gather(ids: Ints, addresses: Ints, snapshot: Ints, record: Ints, begin: int, until: int) -> int:
     """Write items `begin` to `until` - 1 of a batch to the arrays at `addresses`; item i of the batch is for ids[i].
 
-    The last entry of `addresses` is 0. A field that is not wanted has the array number -1, which selects the last
-    entry. `snapshot` is the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the
-    position of an item without a window or with an unmapped row, or -1. Several threads may write parts of one batch at
-    the same time.
+    The last entry of `addresses` is 0. An unwanted field has the array number -1, which selects this 0. `snapshot` is
+    the record of a snapshot, see `frozen`; for `record` see `gathering.FINDS`. Returns the position of an item without
+    a window or with an unmapped row, or -1. Several threads may write parts of one batch at the same time.
     """
     items, lines, copied, streamed = record[cols.ITEMS], record[cols.LINES], record[cols.COPIED], record[cols.STREAMED]
     plan = jit.ints2_at(record.ctypes.data + 8 * cols.HEAD, lines, cols.COLUMNS)
     while begin < until:
-        # `windows`, `ends` and `sources` begin at item `begin` of the batch, so their indices start at 0.
+        # Index 0 of `windows`, `ends` and `sources` is for item `begin` of the batch.
         count = min(_PART, until - begin)
         windows = jit.ints2_at(record[cols.WINDOWS] + 8 * begin, cols.WINDOW_ROWS, items)
         ends = jit.bytes_at(record[cols.WINDOWS] + 8 * cols.WINDOW_ROWS * items + begin, count)

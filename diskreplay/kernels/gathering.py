@@ -24,7 +24,7 @@ OBS_STOP = 5  # AFTER + 1 if row AFTER has an observation, else 0.
 STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0.
 K = 7  # The number of steps in the window.
 FRAMES_STOP = 8  # The row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER.
-OWN, OWN_STOP = 9, 10  # Bounds that callers of `gather` set; `find_windows` writes the end of the lane to OWN_STOP.
+OWN, OWN_STOP = 9, 10  # Bounds from the caller of `gather`. `find_windows` sets OWN_STOP to the end of the lane.
 # The kernels write these rows:
 # - FOLDER: the number of the folder with the window's rows.
 # - LINE: the number of the lane's line in each chunk of this folder.
@@ -41,7 +41,7 @@ FINDS, N, STACK, WHOLE, WINDOWS, ITEMS, SOURCES = range(7)
 LIMITS = 7  # The address of an array with the largest number of steps for each window, 0 without such an array.
 # - LINES: the number of lines after the head, one per leaf (see `gather`).
 # - COPIED: the number of copied leaves.
-# - SUMMED: the number of the line after the summands, which has the discounts of steps if the store has them.
+# - SUMMED: the number of the line after the summands. If the store has discounts of steps, this line is for them.
 # - GAMMA: the bits of the float64 gamma.
 # - STREAMED: 1 if copies of wide rows bypass the caches.
 # - FAILED: the line of the leaf with an unmapped row, or -1.
@@ -59,8 +59,8 @@ FLAGS = 21
 FIRST_CHUNK, CHUNKS, SHIFT, FOLDERS, BASES, BASES_SIZE, ROW_BYTES = range(7)
 HEAD = FLAGS + 7
 BEGIN, STOP, OFFSET, LENGTH, TARGET = range(7, 12)
-# Columns of a summand's line. KIND is the kind of the leaf's numbers, an index in KINDS. FACTOR is the weight of the
-# leaf in the sum, as the bits of a float64. In the line of the discounts, FACTOR is gamma.
+# Columns of a summand's line. KIND is the kind of the leaf's numbers, an index in KINDS. FACTOR has the bits of a
+# float64: the weight of the leaf in the reward. In the line of the discounts, this float64 is gamma.
 KIND, FACTOR = 10, 11
 COLUMNS = 12
 
@@ -86,7 +86,7 @@ def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_by
 # Makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 
-# With this number of segments or more, the tables with a number per segment or lane do not fit into the caches.
+# A store with at least this number of segments has tables of segments and lanes that do not fit into the caches.
 MANY_SLOTS = 1 << 10
 _ENDS = ids.TERMINATED | ids.TRUNCATED
 
@@ -121,7 +121,8 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
     OWN_STOP gets the end of the lane. `table` has the numbers FIRST_CHUNK, CHUNKS, SHIFT, BASES and BASES_SIZE of the
     flags' chunk table. Returns the number of ids whose lane and row were written.
     """
-    # These numbers are read before the loop, because the compiler assumes that each write may change the record.
+    # The numbers of the record are read before the loop, because the compiler assumes that each write may change the
+    # record.
     origin, lanes, lane_base = snapshot[frozen.ORIGIN], snapshot[frozen.LANES], snapshot[frozen.LANE_BASE]
     slots, oldest, reached = snapshot[frozen.SLOTS], snapshot[frozen.OLDEST], snapshot[frozen.REACHED]
     folders, first_rows = snapshot[frozen.FOLDERS], snapshot[frozen.FIRST_ROWS]
@@ -143,7 +144,8 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
             row = position // width
             lane = position - row * width
         place = load_int(lane_base + 8 * slot) + lane
-        # LIVE_BASE is not read for slots below `first_growing`, which are sealed: reading it would be a cache miss.
+        # Segments below `first_growing` are sealed. Their LIVE_BASE is not read, because the read would be a cache
+        # miss.
         column = load_int(snapshot[frozen.LIVE_BASE] + 8 * slot) if slot >= first_growing else -1
         if column >= 0:
             stop = load_int(snapshot[frozen.LIVE] + 8 * (COMMITTED * snapshot[frozen.LIVE_LANES] + column + lane))
@@ -177,7 +179,7 @@ def _locate(step_ids: Ints, snapshot: Ints, table: tuple[int, ...], windows: Int
 def _find_floor(row: int, before: int, stack: int, line: int, bits: int, bases: int) -> int:
     """Return the oldest row that a frame stack of depth `stack` may show, or -1 if needed flags are unmapped.
 
-    Stacks also show hidden rows of the episode. `bases` is the address of the array with the addresses of the folder's
+    Stacks also show hidden rows of the episode. `bases` is the address of an array: the addresses of the folder's
     chunks.
     """
     chunk, base, floor = -1, 0, row
@@ -214,7 +216,7 @@ def _walk(
 
     Returns four values:
 
-    - the number of steps of the window, 0 if there is no window or its flags are not mapped,
+    - the number of steps of the window, 0 if there is no window or needed flags are not mapped,
     - the bits of the episode's end, 0 if the window ends before the episode,
     - whether the row after the window has an observation,
     - the flags of the row after the window, 0 if the lane has no such row.
@@ -274,8 +276,8 @@ def find_windows(
     episode counts as truncated. `ends` also gets the flags FIRST and CUT of the window's first row. Returns the
     position of the first id without a window or with unmapped flags, or -1.
 
-    With `n` 0, each window is the single row of its step. The flags of that row go to `ends`. The flags of the next
-    row, 0 if the lane has no such row, go to `behind`. OWN_STOP gets the end of the lane.
+    With `n` 0, each window is one row. `ends` gets the flags of this row. `behind` gets the flags of the next row, or 0
+    if the lane has no next row. OWN_STOP gets the end of the lane.
     """
     if snapshot[frozen.SLOTS] >= MANY_SLOTS:
         _touch_lanes(step_ids, snapshot)

@@ -1,10 +1,10 @@
 """Hide the oldest steps of a store, in the order of publishing.
 
 A heap has an entry for each lane with visible steps. The entry has the publishing time and the id of the lane's oldest
-visible step, and the number of the lane. For the first step of an episode, the publishing time is known from the log or
-the table `lanes` of `following`. For any other step, the time is read from the segment.
+visible step, and the number of the lane. The publishing time of an episode's first step is in the log, or in the table
+`lanes` of `following` for an open episode. The publishing time of any other step is read from the segment.
 
-The log, the table ENDED of `advancing`, has a line per ended episode. FOLLOWING links the lines of a lane from its
+The log is the table ENDED of `advancing`. It has a line per ended episode. FOLLOWING links the lines of a lane from its
 oldest to its newest episode. The lane's open episode comes after its ended episodes.
 
 If a writer appends to several lanes at once, these lanes get their next entries in the order of their previous entries.
@@ -25,10 +25,10 @@ from .frozen import OWN_FOLDER
 from .packed import number, row_address
 from .runs import NEVER as NEVER
 
-# Columns of the table `heap`, a line per lane with visible steps. The first half of the table's lines is the heap, the
-# second half a ring: a queue of entries in the order of `_before`.
+# Columns of the table `heap`. A line is an entry for a lane with visible steps. The first half of the lines is the
+# heap. The second half is a ring: a queue of entries in the order of `_before`.
 # - WHEN, ID, ROW: the time of publishing, the id and the row of the lane's oldest visible step.
-# - PLACE: the lane's number among the lanes of all segments.
+# - PLACE: the index of the lane among the lanes of all segments.
 WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
@@ -42,7 +42,7 @@ PLACE_ROWS = 4
 # Indices of the numbers in the array `found`.
 # - SEEN: the number of lines of the log that `hide_oldest` has read.
 # - UNTIL: `hide_oldest` hides all steps published before this time, even if they are more than found[COUNT].
-# - LAST: the time of publishing of the newest step hidden since the last call of `note_last`, -1 if none was hidden.
+# - LAST: the publishing time of the newest step that was hidden since the last call of `note_last`, or -1.
 # - NEEDED: the id of a step whose time is not mapped.
 # - FRONT: the position of the ring's first entry in the second half of the table `heap`.
 # - WAITING: the number of entries of the ring.
@@ -51,8 +51,8 @@ PLACE_ROWS = 4
 # - PAST: all steps published before this time are hidden.
 # - REACHED: episodes that began at this time or later have no hidden steps.
 # - READY: 1 if the caller has made the arrays that `hide_oldest` reads.
-# - HIDDEN_BEFORE: every hidden step was published before this time. It is PAST, or 1 ns after the publishing of the
-#   newest hidden step. Another step with the same publishing time may still be visible.
+# - HIDDEN_BEFORE: PAST, or 1 ns after the publishing time of the newest hidden step. Every hidden step was published
+#   before HIDDEN_BEFORE. A visible step may have the publishing time of the newest hidden step.
 # - OLDEST_AT: the address of the array with the first visible row of each lane.
 (
     SEEN, SIZE, COUNT, UNTIL, HIDDEN, LAST, NEEDED, CAPACITY, PAST, REACHED, READY, HIDDEN_BEFORE, FRONT, WAITING,
@@ -107,9 +107,9 @@ def _set_entry(
 ) -> int:  # fmt: skip
     """Write an entry for a lane's oldest visible step to the line after the last entry of the ring, see `WHEN`.
 
-    `place` is the lane's number among the lanes of all segments, `base` the id of the lane's row 0, and `width` the
-    number of lanes of its segment. Returns 1 if the entry was written, and 0 if the lane has no visible step. If the
-    step's time is not mapped, returns -1 and writes the id of the step to found[NEEDED].
+    `place` is the index of the lane among the lanes of all segments. `base` is the id of the lane's row 0. `width` is
+    the number of lanes of the segment. Returns 1 if the entry was written, and 0 if the lane has no visible step. If
+    the step's time is not mapped, returns -1 and writes the id of the step to found[NEEDED].
     """
     line, kept = by_place[LINE, place], by_place[OLDEST, place]
     if line >= 0:
@@ -190,7 +190,7 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
         line = found[SEEN]
         first, width, steps = log[line, FIRST_ID], log[line, STRIDE], log[line, STEPS]
         slot, position = (first >> POSITION_BITS) - origin, first & POSITION_MASK
-        # A line without steps only says that the writer discarded the earlier parts of an episode.
+        # A line without steps is no episode: it says that the writer discarded earlier parts of an episode.
         if steps > 0 and lanes[slot] > 0:
             row = position // width
             lane = position - row * width
@@ -245,9 +245,9 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
         if status == 0:
             by_place[LISTED, place] = 0
             continue
-        # If the new entry keeps the ring's order, it joins the ring. If not, the ring's last entry moves to the heap,
-        # because it would keep all entries with earlier times out of the ring. The new entry takes the free line if the
-        # ring then remains sorted; else the new entry goes to the heap, too.
+        # The ring gets the new entry if the ring stays sorted. Otherwise the ring's last entry moves to the heap: it
+        # would keep every earlier entry out of the ring. Then the new entry replaces the last entry if the ring stays
+        # sorted. If not, the new entry moves to the heap, too.
         count, front = found[WAITING], found[FRONT]
         line, last = _behind(heap, count, front), _behind(heap, count - 1 if count > 0 else 0, front)
         if count == 0 or not _before(heap, line, last):
@@ -265,7 +265,8 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
 def _time_of(step_id: int, origin: int, where: tuple[Ints, ...], times: tuple[Ints, ...]) -> int | None:
     """Return the time when a step was published, or None if this time is not mapped.
 
-    `where` has the arrays LANES to FIRST_ROWS of `advancing`, `times` the arrays FIRST_TIMES to TIMES.
+    `where` are the arrays LANES to FIRST_ROWS of `advancing`. `times` are the arrays FIRST_TIMES to TIMES of
+    `advancing`.
     """
     lanes, lane_base, clocks, folders, first_rows = where
     first_times, time_chunks, time_shift, bases = times
@@ -293,7 +294,7 @@ def hide_oldest_plain(tables: Ints, origin: int, end: int, found: Ints) -> int:
     lines, following, origin = log[:end], packed.ints(tables, advancing.FOLLOWING), int(origin)
 
     def oldest_of(place: int, base: int, width: int) -> tuple[int, int, int] | None:
-        """Return the time (-1 if not mapped), id and row of a lane's oldest visible step, or None if there is none."""
+        """Return time (-1: not mapped), id and row of a lane's oldest visible step, or None without such a step."""
         kept, line = int(by_place[OLDEST, place]), int(by_place[LINE, place])
         if line >= 0:
             begin, time = (int(lines[line, FIRST_ID]) & POSITION_MASK) // width, int(lines[line, TIME])

@@ -14,7 +14,7 @@ from . import jit
 
 # The size of a huge page in bytes. With small pages, a large table has more pages than the TLB has entries.
 LARGE_PAGE = 2 << 20
-# After a table with more lines than this was made, freed memory is given back to the system.
+# After work on a table with more lines than this, freed memory is given back to the system.
 _MANY_LINES = 1 << 16
 CACHE_LINE = 64  # bytes
 

@@ -48,7 +48,7 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
         for i in range(out.size):
             out[i] <<= COARSE_BITS
         numbers, width, is_coarse = before, 1 << COARSE_BITS, False
-    for i in range(out.size if low < covered < high else 0):  # for positions in runs that `coarse` leaves out
+    for i in range(out.size if low < covered < high else 0):  # search again in the runs that `coarse` leaves out
         if before[covered] <= wanted[i]:
             out[i], width = covered, high - covered
             while width > 1:

@@ -1,8 +1,8 @@
 """Kernels as plain Python, for stores that are read without numba, and for `NUMBA_DISABLE_JIT=1`.
 
-Kernels in plain Python are slow, but a debugger can step through them. This module replaces the instructions on raw
-addresses that the compiled `jit` takes from LLVM. As in numba, overflows of int64 wrap around, and divisions by zero
-give no warning.
+Kernels in plain Python are slow, but a debugger can step through them. This module has Python functions for the
+instructions on raw addresses that compiled kernels take from LLVM. As in numba, overflows of int64 wrap around, and
+divisions by zero give no warning.
 """
 
 import ctypes
@@ -57,8 +57,8 @@ def reading_as(kind: type[np.generic], given: type[np.generic]) -> Callable[[Any
     return lambda x: np.array([x]).astype(given).view(kind)[0]
 
 
-# Arrays are cached, because plain Python code requests the same arrays again and again. The cache keeps no memory
-# alive, since the arrays only borrow it.
+# Arrays are cached, because plain Python code requests the same arrays again and again. A cached array only borrows its
+# memory, so the cache keeps no memory alive.
 @functools.lru_cache(maxsize=256)
 def carray(address: int, shape: tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]:
     """Return an array that borrows the memory at an address, like numba's function of this name."""

@@ -1,7 +1,7 @@
 """A record passes many arrays to a kernel as one argument, since each argument of a call costs up to 0.1 µs.
 
-A record has the address and shape of each array. The types are not in the record: a kernel assumes them. The caller
-keeps the arrays alive.
+A record has the address and shape of each array. It has no types: the kernel must know them. The caller keeps the
+arrays alive.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ ADDRESS, LINES, COLUMNS = range(3)
 
 
 def pack(*arrays: NDArray[np.generic]) -> Ints:
-    """Return the record of n contiguous arrays of one or two dimensions: (n, 3), ADDRESS, LINES and COLUMNS of each."""
+    """Return the record, (n, 3): ADDRESS, LINES and COLUMNS of n contiguous arrays of one or two dimensions."""
     return np.array([(a.ctypes.data, len(a), a.shape[-1]) for a in arrays], np.int64)
 
 

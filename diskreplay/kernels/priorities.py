@@ -29,17 +29,16 @@ _FINITE = np.finfo(np.float64).max
 
 
 LANE_BASE, FOLDERS, FIRST_ROWS, TABLE = range(4)
-"""Lines of the record of `initial_priorities`, see `packed`. LANE_BASE, FOLDERS and FIRST_ROWS are arrays whose
-addresses are also in the record of a snapshot, see `frozen`. TABLE is the first line of the chunk table of the
-priorities that writers gave."""
+"""Lines of the record of `initial_priorities`, see `packed`. LANE_BASE, FOLDERS and FIRST_ROWS are the arrays of the
+same names in `frozen`. From line TABLE on comes a chunk table: the priorities that writers gave."""
 
 
 @jit.kernel("int", "ints", "int", "ints", "ints2", "out_floats")
 def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: NDArray[np.float64]) -> int:
     """Write the priority |td| that the writer gave to each step; NaN without a priority, or if the segment is gone.
 
-    `lanes` has the number of lanes of each segment from number `origin` on. A folder without priorities has a negative
-    shift in the chunk table. Returns the position of the first id with an unmapped chunk, or -1.
+    `lanes` has the number of lanes of each segment from number `origin` on. The array `shift` of the chunk table is
+    negative for a folder without priorities. Returns the position of the first id with an unmapped chunk, or -1.
     """
     for i in range(ids.size):
         out[i] = np.nan
@@ -64,10 +63,10 @@ def initial_priorities(ids: Ints, origin: int, lanes: Ints, record: Ints, out: N
 def draw(key: int, strata: int, table: Ints, ids: Ints, chances: Floats) -> None:
     """Draw random ids in proportion to their masses; write them to `ids`, and their probabilities to `chances`.
 
-    The mass of an id is its priority ** alpha. The total mass, which must not be 0, is divided into `strata` equal
-    parts: id i comes from part i modulo `strata`. `table`, see `priority_pages.PAGES`, gets the ids and their places,
-    for `update`. The scratch memory of `table` must have room for all drawn ids. For random numbers and `key` see
-    `ids_at.fraction`.
+    The mass of an id is its priority ** alpha. The total mass must not be 0. It is divided into `strata` equal parts:
+    id i comes from part i modulo `strata`. The ids and their places are also written to `table` (see
+    `priority_pages.PAGES`), where `update` reads them. The scratch memory of `table` must have room for all drawn ids.
+    For random numbers and `key` see `ids_at.fraction`.
     """
     starts, tree = packed.ints(table, priority_pages.STARTS), packed.floats(table, priority_pages.TREE)
     pages, sums = packed.ints2(table, priority_pages.PAGES), packed.floats(table, priority_pages.SUMS)
@@ -147,8 +146,8 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
 
 AHEAD = 12  # a run or page is prefetched this many runs or pages before it is used
 
-# The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts and pages. Row PAGE_ROW has
-# the number of the page in which a run changed last, or -1.
+# The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts and pages. For each run,
+# row PAGE_ROW has the page that `_want_rows` changed last, or -1.
 PAGE_ROW = 3
 
 
@@ -214,22 +213,22 @@ def _want_rows(wanted: int, runs: Ints, i: int, first: int, count: np.int64, wid
 def _want_difference(
     wanted: int, runs: Ints, i: int, stop: int, others: Ints, j: int, others_stop: int, by_lane: bool, table: Ints
 ) -> int:
-    """Set (if `wanted` is 1) or clear (if it is 0) the bit `WANTED` of each id of `runs` that is not in `others`.
+    """Set the bit `WANTED` of each id of `runs` that is not in `others`; if `wanted` is 0, clear the bit.
 
     For `WANTED` see `priority_pages`. The runs are `i` to `stop` - 1 of the table `runs`, and `j` to `others_stop` - 1
     of the table `others`. Returns the number of missing pages: pages that were needed when no unused page was left.
 
     For a run in both tables, only the ids that it has gained or lost at one end are visited. With `by_lane`, both
     tables should be ordered by lane. Without `by_lane`, the new runs should begin with the remaining old runs in their
-    old order. In any other order, more ids than necessary are visited, but the result is the same, because
-    `sync_priorities` clears all ids before it sets any. `table` is the argument of `sync_priorities`.
+    old order. Any other order only costs time: the result is the same, because `sync_priorities` clears all ids before
+    it sets any. `table` is the argument of `sync_priorities`.
     """
     pages, slots = packed.ints2(table, priority_pages.PAGES), packed.ints32(table, priority_pages.SLOTS)
     origin, lanes, missing = runs[priority_pages.ORIGIN, 0], priority_pages.lanes_of(runs), 0
     while i < stop:
         if wanted:
             runs[PAGE_ROW, i] = -1
-            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # a later run usually has this page
+            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually the page of a later run
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
                 # Prefetch the entry of `slots` for run i + 2 * AHEAD. Prefetch the page of run i + AHEAD: the entry of
@@ -293,12 +292,12 @@ def sync_priorities(
 
     `runs` is (3, n), with contiguous rows: first ids, strides and counts. All but the last `provisional` runs are
     final: they never change again, so final runs in `old` are not compared with the new runs. The first
-    `partially_hidden` of the provisional runs are visible parts of runs with hidden ids. These runs match the partially
-    hidden runs in `old` in number and order. The other provisional runs are ordered by segment and lane. With `whole`,
-    `old` is ignored, and all ids that are not in `runs` become undrawable.
+    `partially_hidden` provisional runs are visible parts of runs with hidden ids. `old` must have the same number of
+    such parts, in the same order. The other provisional runs are ordered by segment and lane. With `whole`, `old` is
+    ignored, and all ids that are not in `runs` become undrawable.
 
-    The call fills the table `new`, (4, `RUNS` + n), which becomes the argument `old` of the next call; see
-    `priority_pages.ENDED`. `snapshot` is the record of the snapshot that has the runs; see `frozen`. `table`, see
+    The call fills the table `new`, (4, `RUNS` + n), see `priority_pages.ENDED`. The next call needs this table as
+    `old`. `snapshot` is the record of the snapshot that has the runs; see `frozen`. `table`, see
     `priority_pages.PAGES`, must have scratch memory for at least one page.
 
     A new id gets the largest priority that an update or a writer gave to any id that is drawable when the call returns,

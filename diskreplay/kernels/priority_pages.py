@@ -18,13 +18,13 @@ The other columns are masks with a bit per row:
 `slots` is a hash table with open addressing. The table has each page's number plus 1, at the hash of the page's first
 id or in a later entry.
 
-`raw` has a number per place, whose absolute value is the priority |td| + eps. The number is positive if an update or a
-writer gave this priority to the id, and negative if `sync_priorities` gave the priority to a new id.
+`raw` has a number per place. The number's absolute value is the priority |td| + eps. The number is positive if an
+update or a writer gave the priority, and negative if `sync_priorities` gave it to a new id.
 
 `bounds` has a bound for each block of `BLOCK` successive pages, then a bound for each page. The bound of a page is at
 least the largest priority that an update or a writer gave to a row of the page. The bound of a block is the largest
-bound of its pages. Updates only raise bounds, which takes one comparison per bound. `largest_given` lowers a bound that
-is too high, at most once for each update that raised this bound.
+bound of its pages. An update only raises bounds, with one comparison per bound. `largest_given` lowers bounds that are
+too high.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ PAGE = 1 << PAGE_BITS
 LAST_ROW = PAGE - 1
 
 # The record of a table of priorities, see `packed`.
-# - PAGES to BOUNDS: the arrays of this module.
+# - PAGES to BOUNDS: the arrays that the module's docstring describes.
 # - STARTS to LEAST: the arrays of `sumtree`.
 # - DRAWN_PLACES, DRAWN_IDS: the places and ids of the last draw.
 # - PLACES to MASSES: scratch memory.
@@ -135,7 +135,7 @@ BLOCK = 1 << BLOCK_BITS
 
 
 def bounds_of(pages: int, before: Floats) -> Floats:
-    """Return the array `bounds` for `pages` pages; `before` is this array for fewer pages, empty for a new table."""
+    """Return `bounds` for `pages` pages: the bounds `before` of fewer pages (empty for a new table), and zeros."""
     blocks, known = -(-pages // BLOCK), len(before) // (BLOCK + 1)
     bounds = np.zeros(blocks * (BLOCK + 1))
     bounds[:known] = before[:known]

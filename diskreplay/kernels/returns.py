@@ -20,7 +20,7 @@ from . import jit
 def discounted(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats) -> None:
     """Write R_t = r_t + gamma · R_{t-1} for each step of several runs of steps, one run after the other.
 
-    Run i has count[i] steps, and before[i] is R at the step before the run.
+    Run i has count[i] steps. before[i] is R_t of the step before run i.
     """
     t = 0
     for run in range(count.size):
@@ -62,8 +62,9 @@ def gae(
 
     Arrays are (steps, columns); a column has successive steps. `ends` has the flags of each step. At a TERMINATED step,
     the next value counts as 0. At a TRUNCATED step, and at the last step of a column, the next value counts, but
-    later deltas do not. `next_value` is V of each step's next observation; it is not read for a terminated step.
-    `discounts` has the environment's d_t, or is empty. `carry` is scratch memory, (columns,).
+    later deltas do not. `next_value` is V of each step's next observation; it is not read for a terminated step. gamma
+    is multiplied by the environment's `discounts` of steps; the array is empty without discounts. `carry` is scratch
+    memory, (columns,).
     """
     steps, columns = r.shape
     discounted = discounts.size > 0

@@ -46,16 +46,16 @@ LaneIndex = tuple[Ints, Ints]
 _AT_ONCE = 1 << 18
 
 FIRST, STRIDE, COUNT, TIME, BEFORE = range(5)
-"""Rows of a block, a table with a column per run: the fields of `TimedRuns`, and BEFORE, the number of ids before each
-run. BEFORE has one more entry, the number of all ids."""
+"""Rows of a block, a table with a column per run. The first rows are the fields of `TimedRuns`. BEFORE has the number
+of ids before each run, then the number of all ids."""
 BLOCK_ROWS = 5
 
 COARSE_BITS = 4
-"""The array COARSE has the value of BEFORE for each run whose number is a multiple of `1 << COARSE_BITS`."""
+"""The array COARSE has the value of BEFORE for each run whose index is a multiple of `1 << COARSE_BITS`."""
 
 RULE, BLOCK, COARSE = range(3)
-"""Lines of the record (see `packed`) of a `Population`, the ids that a sampler can draw. RULE has the fields of the
-population's `Starts`. BLOCK has the population's runs. COARSE has a part of BEFORE, see `COARSE_BITS`."""
+"""Lines of the record (see `packed`) of a `Population`. RULE has the fields of the population's `Starts`. BLOCK has the
+population's runs. COARSE has a part of BEFORE, see `COARSE_BITS`."""
 
 
 class Visible(NamedTuple):
@@ -64,11 +64,11 @@ class Visible(NamedTuple):
     reached: int
     origin: int  # The number of the first segment.
     lanes: NDArray[np.int64]  # The number of lanes of each segment, 0 if the segment is gone.
-    lane_base: NDArray[np.int64]  # The number of each segment's first lane among the lanes of all segments.
+    lane_base: NDArray[np.int64]  # The index of each segment's first lane among the lanes of all segments.
     oldest: NDArray[np.int64]  # The first visible row of each lane, for all segments.
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of each id's lane among the lanes of all segments, -1 if its segment is gone."""
+        """Return the place of each id's lane; -1 if the segment is gone."""
         known, slot, _, lane, _ = locate(ids, self.origin, self.lanes)
         if not known.any():
             return np.full(len(ids), -1)
@@ -141,7 +141,7 @@ def id_blocks(runs: IdRuns) -> Iterator[Ints]:
 
 
 def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
-    """Return the `LaneIndex` of runs with these first ids; `segments` are the other arguments of `lane_keys`."""
+    """Return the `LaneIndex` of runs with these first ids; `segments` are `origin` and `lanes` of `lane_keys`."""
     keys = lane_keys(first, *segments)
     order = np.argsort(keys, kind="stable")
     return keys[order], order
@@ -150,8 +150,8 @@ def by_lane(first: Ints, segments: tuple[int, Ints]) -> LaneIndex:
 def runs_with(ids: Ints, keys: Ints, index: LaneIndex, runs: IdRuns) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Return, for each id, the run that may have the id, the id's position in this run, and whether the run has the id.
 
-    `keys` are the `lane_keys` of the ids, and `index` is the result of `by_lane` for the runs. There must be at least
-    one run.
+    `keys` are the `lane_keys` of the ids. `index` is the result of `by_lane` for the runs. There must be at least one
+    run.
     """
     run = index[1][np.maximum(np.searchsorted(index[0], keys, "right") - 1, 0)]
     first, stride, count = (column[run] for column in runs)
@@ -173,25 +173,26 @@ class Starts(NamedTuple):
     """The rule that says at which steps of an episode the samples of a view start.
 
     In an ended episode, samples start at steps 0, `step`, 2 `step`, ..., up to the first sample whose `length` steps
-    reach the end. If this last sample reaches beyond the end, `last` says what happens to it:
+    reach the end. If that sample reaches beyond the end of the episode, `last` decides what happens:
 
     - PADDED: the sample is kept, and the view pads it.
     - MOVED_BACK: the sample starts `length` steps before the end, or at step 0 in a shorter episode.
     - DROPPED: the sample is left out.
 
-    Two other values of `last` select other steps of an ended episode. With FIRST_ONLY, only the first step starts a
-    sample. With ALL_STEPS, every step starts a sample.
+    With FIRST_ONLY, only the first step of an ended episode starts a sample. With ALL_STEPS, every step starts a
+    sample.
 
-    If an ended episode did not terminate, its last steps do not count, except with ALL_STEPS. With a final observation,
-    the last `followed` steps do not count, since no step comes `followed` steps after them. Without a final
-    observation, only the last step does not count, since it has no next observation to bootstrap from.
+    If an ended episode did not terminate, the rule ignores its last steps, except with ALL_STEPS. With a final
+    observation, it ignores the last `followed` steps: no step comes `followed` steps after them. Without a final
+    observation, it ignores only the last step: this step has no next observation to bootstrap from.
 
     With `from_end`, one sample ends at the episode's end, the next sample ends `step` steps earlier, and so on. If the
     earliest sample would start before step 0, it starts at step 0 (MOVED_BACK) or is left out (DROPPED).
 
     In an open episode, a sample needs `open_rows` rows from its start on: rows with an observation if `observed`, else
-    complete steps. For example, if `open_rows` is `length + 1` and `observed` is True, the observation after each
-    sample is known. With `open_rows` 0, open episodes have no samples. Ids below `since` are left out.
+    complete steps. For example, if `open_rows` is `length + 1` and `observed` is True, a sample can start once the
+    observation after the sample exists. With `open_rows` 0, open episodes have no samples. Ids below `since` are left
+    out.
     """
 
     length: int = 1
@@ -241,7 +242,7 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
     """Return an episode's number of samples, the step where its first sample starts, and the start of a moved sample.
 
     A sample is moved if its start changes because `last` is MOVED_BACK, see `Starts`. The number of samples does not
-    include a moved sample. If no sample is moved, the third result is -1. `rule` has the fields of `Starts`, and `end`
+    include a moved sample. If no sample is moved, the third result is -1. `rule` has the fields of `Starts`. `end` has
     the bits of the episode's end, see `ids.OPEN`.
     """
     length, step, last, open_rows, observed, _, followed, from_end = rule
@@ -272,16 +273,16 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
 
 @jit.kernel("int", "out_ints2", "int", "ints", "ints2", "int")
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
-    """Write the ids at which samples start, as runs, into a block; return the column after the last written run.
+    """Write runs of the ids at which samples start; return the column after the last written run.
 
-    `record` is the record of a population, see `RULE`. The record's rule selects the ids. The selected ids of an
-    episode are one or two runs. All runs are written to the record's block, from column `at` on. Hidden ids and ids
-    below `since` are left out. `snapshot` is the record of a snapshot, see `frozen`.
+    `record` is the record of a population, see `RULE`. The array RULE of the record selects the ids: one or two runs
+    per episode. The runs are written to the array BLOCK of the record, from column `at` on. Hidden ids and ids below
+    `since` are left out. `snapshot` is the record of a snapshot, see `frozen`.
 
     `kind` says what `given` has. With LINES, `given` has lines of an `EpisodeTable`. With RUNS, `given` has runs of
-    ids, (4, n). Hidden ids are removed from `given`, too. A run without visible ids gets count 0 in `given` and is not
-    written. If `given` has a run with count 0, the result is negative: `~column` in place of the column. With
-    RUNS_AND_OPEN, `given` has runs as with RUNS, and the runs of the snapshot's open episodes are written last.
+    ids, (4, n). Hidden ids are also removed from `given`. A run without visible ids is not written, and gets count 0 in
+    `given`. If any run gets count 0, the result is `~column` instead of the column. With RUNS_AND_OPEN, `given` has
+    runs as with RUNS, and the runs of the snapshot's open episodes are written last.
     """
     rule, block = packed.ints(record, RULE), packed.ints2(record, BLOCK)
     step, since = rule[1], rule[5]

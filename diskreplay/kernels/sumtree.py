@@ -1,8 +1,8 @@
-"""Masses, which are powers of priorities, and a tree of their sums, whose leaves are drawn in proportion to the masses.
+"""A tree of sums that draws leaves in proportion to their masses; a mass is a power of a priority.
 
 A power x ** y of a positive number is 2 ** (y * log2 x). The functions 2 ** p and log2 are computed by power series,
 which the compiler turns into vector code. A call of libm for each number takes three times as long. The error of 2 ** p
-is at most about p units in the last place, and the result is the same on every machine. For x = m * 2 ** e with m from
+is at most about p units in the last place. The result is the same on every machine. For x = m * 2 ** e with m from
 sqrt(1/2) to sqrt(2), log2 x = e + 2 / ln 2 * (s + s ** 3 / 3 + s ** 5 / 5 + ...), where s = (m - 1) / (m + 1). The
 relative error of the truncated series is below 2 ** -54. The function 2 ** p is 2 ** n * exp(f ln 2), where n is the
 integer nearest to p and f = p - n.
@@ -11,15 +11,14 @@ A node of the tree has 8 children, which fill one cache line. `tree` has all lev
 first: level l is tree[starts[l] : starts[l + 1]]. Node i of level l + 1 is the sum of entries 8 * i to 8 * i + 7 of
 level l, added from left to right. Levels are padded with zeros to a multiple of 8. The last level is the first level
 with at most `TOP` nodes. sums[i] is the sum of the last level's nodes before node i, so the last entry of `sums` is the
-total. `least`, which may be empty, has an entry for each inner node: the smallest positive mass of the leaves below the
-node, or 0. The index of this entry is the node's index in `tree` minus starts[1]. The last entry of `least` is the
-smallest positive mass of all leaves.
+total. `least` is empty, or has an entry for each inner node: the smallest positive mass of the leaves below the node,
+or 0. The entry of the node tree[i] is least[i - starts[1]]. The last entry of `least` is the smallest positive mass of
+all leaves.
 
-A node is always summed again from all of its children, so rounding errors do not accumulate. A search compares the
-searched mass with the same partial sums that were computed when the node was summed. As long as the searched mass is
-less than the node's sum, the selected child has a positive mass. The sum of the masses before this child is subtracted
-from the searched mass; the difference is limited to less than the child's mass. So the child selected at the next level
-has a positive mass, too.
+A node is always summed again from all of its children, so rounding errors do not accumulate. A search uses the same
+partial sums as the sum of the node. So if the searched mass is less than the node's sum, the search selects a child
+with a positive mass. The search subtracts the masses before this child, and limits the difference to less than the
+child's mass. So the child at the next level has a positive mass, too.
 """
 
 import math
@@ -39,8 +38,8 @@ _LOG_FIRST, _LOG_REST = _LOG[0], _LOG[1:]
 _EXP_FIRST, _EXP_REST = _EXP[0], _EXP[1:]
 _ROOT_OF_HALF = int(np.float64(math.sqrt(0.5)).view(np.int64))
 _EXPONENT = 52  # The position of the exponent's lowest bit in a float64.
-# Binary logarithms of the smallest and the largest mass. With these limits, sums of 1e17 masses are finite, and no mass
-# is a denormal number.
+# The smallest and the largest mass, as binary logarithms. With these limits, sums of 1e17 masses are finite, and no
+# mass is a denormal number.
 SMALLEST, LARGEST = -963.0, 963.0
 # If this number is added to a number below 2 ** 51, the lowest bits of the sum are the nearest integer.
 _ROUND = 1.5 * 2.0**52
@@ -80,7 +79,7 @@ def powers(values: Floats, exponent: float, low: float, high: float, numbers: Fl
 def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
     """Write (least / chance) ** exponent for each chance, or 1 if this is more than 1.
 
-    If `least` is 0, the smallest of the chances that are not NaN replaces it. `scratch` is scratch memory, (3, n).
+    If `least` is 0, the smallest chance that is not NaN replaces `least`. `scratch` is scratch memory, (3, n).
     """
     if least == 0.0:
         # Positive floats have the order of their bits. The compiler turns a search for the smallest integer into vector
@@ -99,8 +98,8 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
 
 
 FAN_OUT = 8
-# The largest number of nodes in the last level, the one farthest from the leaves. A binary search in the sums of so
-# many nodes costs less than further levels.
+# The largest number of nodes in the last level, at the top of the tree. A binary search among this many sums costs less
+# than more levels.
 TOP = 512
 SOME = 6  # the length of the scratch memory of `sumtree_find`
 FAN_OUT_BITS = 3
@@ -194,8 +193,8 @@ def sumtree_find(
     """Write the leaf at each cumulative mass in `mass` to `leaves`; then write the masses of these leaves to `mass`.
 
     All searches go down the tree together, level by level and without a branch on data, so that cache misses overlap.
-    `notes` is memory with a byte per leaf. The call prefetches the bytes of the found leaves, which the caller reads
-    next. The total mass must not be 0. `some` is scratch memory for `SOME` numbers.
+    `notes` is memory with a byte per leaf. The call prefetches the bytes of the found leaves, because the caller reads
+    these bytes next. The total mass must not be 0. `some` is scratch memory for `SOME` numbers.
     """
     below_total = sums[_at(sums.size - 1)] * _BELOW
     for i in range(mass.size):
@@ -213,13 +212,13 @@ def sumtree_find(
     for i in range(mass.size):
         left, most = mass[i] - sums[_at(leaves[i])], tree[_at(top + leaves[i])] * _BELOW
         mass[i] = left if left < most else most
-    # Entries 0 to 3 of `some` are the sums of the masses before each pair of children. Entries 4 and 5 are the sums
-    # before each child of the found pair. The sums are in an array, because a choice among registers would become a
-    # branch.
+    # Entries 0 to 3 of `some` are the sums of the masses before each pair of children. Entries 4 and 5 are the sums of
+    # the masses before the two children of the found pair. The sums are in an array, because a choice among registers
+    # would become a branch.
     some[0] = 0.0
     for level in range(starts.size - 3, -1, -1):
-        # `after` is the address of the next level below, where each child has `width` bytes. Below the leaves, `after`
-        # is the address of `notes`.
+        # `after` is the address of the data to prefetch: the next lower level, or `notes` below the leaves. Each child
+        # has `width` bytes of this data.
         start, after, width = starts[level], np.int64(notes.ctypes.data), np.int64(1)
         if level > 0:
             after, width = np.int64(tree.ctypes.data) + 8 * starts[level - 1], np.int64(64)
