@@ -61,7 +61,7 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import get_kernel
 
-# A second region (see above) with at most this many runs is not merged for its size.
+# A second region (see above) with at most this many runs is never too large.
 SMALL = 1024
 # A binary search among this many runs or more reads more memory than the caches of a processor hold.
 MANY = 1 << 15
@@ -407,7 +407,7 @@ class Population:
         """Fill the empty block with the runs of `order`; return the runs of `found` that are not in `order`."""
         # Hiding steps moves the start of a run, never its end, so runs are compared by their last ids. `found` lacks
         # runs of `order` that are wholly hidden by now. These runs stay in the block until `_hide` is called, as in the
-        # saved population.
+        # population that saved `order`.
         there, known = last_ids(found), [last_ids(runs) for runs in order]
         main, ended, partly = (
             keep(runs, np.isin(last, there) | (runs.time < visible.reached) & (last < visible.least_ids(runs.first)))
@@ -427,8 +427,7 @@ class Population:
     def _hide(self) -> bool:
         """Move the runs of episodes that began before `_reached` to `_partly`: these runs may have hidden ids.
 
-        Returns whether any run was moved. Usually no run is moved, because the newest hidden step is in the same
-        episode as at the last refresh.
+        Returns whether any run was moved.
         """
         reached = self._reached
         if not reached:
@@ -588,7 +587,7 @@ class Population:
         return self.find_runs(ids) >= 0
 
     def find_moved(self, runs: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the index of the moved sample of each run's episode, and which runs are moved samples, (n,) bool.
+        """Return, for each run, the index of its episode's moved sample, and whether the run is itself a moved sample.
 
         A moved sample starts at another step than `Starts.step` says, so that it fits in its episode; see `MOVED_BACK`
         in `kernels.runs.Starts`. A moved sample is a run of one id, in an episode with another run. `runs` and the
@@ -615,7 +614,7 @@ class Population:
         return found, is_moved
 
     def _lanes_of(self, at: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return, for each run `at[i]` of the block, a number of the lane, and whether the run is a moved sample."""
+        """Return a lane number for each run `at[i]` of the block, and whether the run is a moved sample."""
         first, stride = (self._block.array[row, at] for row in (FIRST, STRIDE))
         _, slot, width, lane, _ = locate(first, *self.segments)
         return (slot << POSITION_BITS) + lane, stride == width

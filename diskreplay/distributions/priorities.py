@@ -1,11 +1,11 @@
 """A table of priorities by id, which follows a population and draws ids in proportion to powers of their priorities.
 
-The table keeps the raw priority |td| + eps of an id at a place in a page. A page has places for 64 successive rows of a
-lane; see `kernels.priority_pages`. The place's leaf in the sum tree has the mass raw ** alpha while the id can be
-drawn, else 0. If the view stops offering an id, the id keeps its raw priority. New ids enter with the largest raw
-priority that an update or a writer gave to an id that can be drawn. When no page is free, pages whose steps are all
-gone are used again. The numbers of the pages are part of the saved state, because they decide which id a random number
-draws.
+Each id has a place in the table: the index of its raw priority |td| + eps and of a leaf of the sum tree. The leaf has
+the mass raw ** alpha while the id can be drawn, else 0. A page has the places of 64 successive rows of a lane; see
+`kernels.priority_pages`. If the view stops offering an id, the id keeps its raw priority. New ids enter with the
+largest raw priority that an update or a writer gave to an id that can be drawn. When no page is free, pages whose steps
+are all gone are used again. The numbers of the pages are part of the saved state, because they decide which id a random
+number draws.
 """
 
 import math
@@ -25,8 +25,7 @@ from diskreplay.kernels.runs import lane_keys
 from diskreplay.kernels.table import get_kernel
 
 FIRST_PAGES = 16
-# A table from a saved state has at most this many pages: the first number, or the second number times the number of
-# pages in use, whichever is larger.
+# The numbers a and b: a table from a saved state has at most max(a, b · n) pages if n pages are in use.
 _MOST_EMPTY = 1 << 16, 64
 # Scratch memory has room for at least this number of ids, so that small draws and updates need no new memory.
 _BLOCK = 4096

@@ -3,8 +3,8 @@
 `Recency` keeps the newest ids of a population in their order of arrival, in blocks of consecutive steps. The length of
 a block is a small part of a half-life. Ids older than `HALF_LIVES` half-lives are left out, because they would hardly
 ever be drawn. A block consists of pieces. A piece is a run of ids in one lane. The ids of a piece are assumed to arrive
-evenly while the block is filled. So one array with an entry per block is enough for all probabilities: there are a few
-thousand blocks. A refresh takes time only for new ids.
+evenly while the block is filled. So all probabilities follow from one small array with an entry per block. A refresh
+takes time only for new ids.
 """
 
 import math
@@ -43,7 +43,7 @@ _MOST_PIECES = 256
 # steps.
 _PARTS = 4
 _AT_ONCE = 1 << 20
-# The factor by which a block's weight falls with age is at least e ** -500, which is a normal float64.
+# The factor for age in a block's weight is at least e ** -500: this is a normal float64.
 _FAR = 500.0
 
 
@@ -283,7 +283,7 @@ class Arrivals:
         steps = population.steps_of(runs.first, runs.stride // lanes[(runs.first >> POSITION_BITS) - origin])
         if float((runs.count * steps).sum()) <= self._block:
             self._extend(runs, float((runs.count * steps).sum()))
-        else:  # if a segment is gone, this raises before anything is changed
+        else:  # `times` raises before any change if a segment is gone
             self._append(*_by_time(runs, steps, population.followed.times, self._block, self._most), steps)
         self._cursor.take(runs, place)
         return True

@@ -217,8 +217,8 @@ class Index:
             self._others_evicted -= paired - in_place
             chosen = np.sort(self._rng.permutation(paired)[:in_place])
             self._column = self._column.with_others(new[chosen], came[chosen])
-        # New ids that take no evicted id's place fill the index. When the index is full, each further id replaces a
-        # random id, or is left out.
+        # New ids that replace no evicted id fill the index. When the index is full, each further id replaces a random
+        # id, or is left out.
         room = paired + max(0, min(len(new) - paired, self.most - len(self.ids)))
         self._column = self._column.with_others(new[paired:room], came[paired:room])
         rest, came = new[room:], came[room:]

@@ -19,7 +19,8 @@ def state_of(what: str) -> Iterator[None]:
     try:
         yield
     except INVALID as error:
-        # The message of any other error, such as a KeyError, is clear only with the type of the error.
+        # The message of a ValueError is clear. Any other message, such as that of a KeyError, needs the type of the
+        # error.
         why = str(error) if type(error) is ValueError else repr(error)
         raise ValueError(f"this is not a state of {what}: {why}") from None
 

@@ -15,8 +15,8 @@ _FEW = 1024
 class Stratified(Owned):
     """Draw a group of ids, each group with the same probability, then an id of that group, with replacement.
 
-    Stratified sampling: P(i) = 1 / (G · n), where G is the number of groups and n the number of ids in the group of i.
-    Thus a long episode is not drawn more often than a short one, and a task with many steps is not drawn more often
+    Stratified sampling: P(i) = 1 / (G · n), where G is the number of groups, and n is the number of ids in the group of
+    i. Thus a long episode is not drawn more often than a short one, and a task with many steps is not drawn more often
     than other tasks.
 
     A `Stratified` belongs to one sampler.
@@ -121,8 +121,8 @@ class _Groups:
 
     The ids of a group are numbered in the order of arrival of their runs: first the runs in `_old`, then the runs in
     `_new`. The first `_hidden[group]` ids of a group are not drawn, because their runs have hidden ids: steps beyond
-    the store's limits. The visible parts of these runs are in `_left`. The ids of `_left` have the last numbers of a
-    group. `some` has the numbers of the groups with visible ids, in the order of the groups' values.
+    the store's limits. The visible parts of these runs are in `_left`. The ids of `_left` have the last numbers of
+    their group. `some` has the numbers of the groups with visible ids, in the order of the groups' values.
     """
 
     def __init__(self, leaf: str) -> None:

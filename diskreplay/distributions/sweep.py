@@ -112,7 +112,7 @@ class TimePass(Pass):
     def __init__(self, runs: IdRuns, kind: tuple[Any, ...], last: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(runs, kind)
         self._last = last
-        self._pieces: IdRuns | None = None  # unread pieces, by the times of their first ids; None before the first read
+        self._pieces: IdRuns | None = None  # unread pieces, sorted by first times; None before the first read
         self._begins: Ints = np.zeros(0, np.int64)
         self._ids = self._carried = np.zeros((2, 0), np.int64)  # a row of times and a row of ids
 
@@ -188,7 +188,7 @@ def _runs_and_kind(state: Mapping[str, Any]) -> tuple[IdRuns, tuple[Any, ...]]:
 
 
 def permuted(numbers: Ints, size: int, key: int) -> Ints:
-    """Return the image of each number under the permutation of 0 to size - 1 that the key selects.
+    """Permute numbers below `size`: return the image of each number under a permutation that `key` selects.
 
     A Feistel network permutes the numbers below a power of four that is at least `size`. An image that is not below
     `size` is permuted again (cycle walking). This gives a permutation of the numbers below `size`.
@@ -286,7 +286,7 @@ class Sweep(OneOwner, Even):
                 missing -= len(good)
                 fruitless = fruitless and not len(good)
                 found.append(ids[good])
-                # Move forward only to the last id that was used, because the next draw begins with the ids after it.
+                # Move the position only behind the last used id, because the next draw begins there.
                 current.advance(len(ids) if missing else int(good[-1]) + 1)
                 is_over = current.is_over(population)
             except SegmentGone:
@@ -305,7 +305,7 @@ class Sweep(OneOwner, Even):
 
     def place(self) -> tuple[int, Pass | None]:
         """Return the number of finished passes and the current pass."""
-        return self._finished, copy(self._pass)  # a shallow copy: arrays of a pass are replaced, never changed in place
+        return self._finished, copy(self._pass)  # a shallow copy is enough: a pass replaces its arrays
 
     def go_back(self, place: tuple[int, Pass | None]) -> None:
         """Restore a state that `place` returned."""

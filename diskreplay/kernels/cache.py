@@ -3,8 +3,7 @@
 numba saves machine code next to the source file. If that file changes, numba compiles its functions again. But if a
 function calls a function of another file, numba does not notice a change of that other file. So the sources of all
 kernels are copied to a folder whose name is a digest of everything that the machine code depends on. The folder is
-never next to the package, because it would stay there after an uninstall, and Python would import it as an empty
-namespace package.
+never next to the package: after an uninstall, Python would import the remaining folder as an empty namespace package.
 
 If processes start together, one of them compiles a kernel, and the others wait for the saved code.
 """
@@ -47,8 +46,8 @@ _KEPT = 8
 # the kernel itself.
 _PATIENCE = 60.0
 _POLL = 0.02
-# Modification time of all copied sources, in seconds since the epoch. If this time of a source changes, numba compiles
-# the functions of the source again.
+# Modification time of all copied sources, in seconds since the epoch. If the modification time of a source changes,
+# numba compiles this source again.
 _ONE_TIME = 1e9
 # A text that moves a terminal's cursor to the start of the line and clears the line.
 _LINE = "\r\x1b[K"
@@ -62,8 +61,8 @@ def _hold_at_forks() -> None:
     """Make forks wait while a thread compiles: a child would inherit the lock without the thread that holds it.
 
     Before a fork, Python calls the functions given to `register_at_fork` in the reverse order of their registration.
-    At a fork, the lock `compiling` must be acquired first. So call this function again after an import that calls
-    `register_at_fork`.
+    At a fork, the lock `compiling` must be acquired before other locks. So call this function again after an import
+    that calls `register_at_fork`.
     """
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 

@@ -200,7 +200,6 @@ def follow(tables: Ints, origin: int, found: Ints) -> int:
     is_timed, before_all = tables[advancing.TIMES, packed.LINES] > 0, found[ENDED]
     for which in range(growing.shape[0] - 1, -1, -1):
         found[LEFT] = which
-        # The index is unsigned, because numba tests each signed index for being negative.
         line = _at(which)
         slot, width, place = growing[line, SLOT], growing[line, LANES], growing[line, PLACE]
         folder, segment = growing[line, FOLDER], (slot + origin) << POSITION_BITS

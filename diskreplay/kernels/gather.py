@@ -198,10 +198,10 @@ def _sum(
     windows: Ints, ends: Bytes, plan: Ints, record: Ints, addresses: Ints, begin: int, count: int, missing: int,
     sources: Ints,
 ) -> int:  # fmt: skip
-    """Write each window's return (see `returns.nstep`), discount and two end flags.
+    """Write the fields reward (see `returns.nstep`), discount, terminated and truncated of each window.
 
-    The flags say whether the window has the end of a terminated or of a truncated episode. `missing` is the result of
-    `_locate` for the last leaf. Returns the index of the first item with an unmapped row, or -1.
+    `missing` is the result of `_locate` for the last leaf. Returns the index of the first item with an unmapped row, or
+    -1.
     """
     copied, summed, gamma = record[cols.COPIED], record[cols.SUMMED], number_of(record[cols.GAMMA])
     rewards, discounts = addresses[record[cols.REWARD]], addresses[record[cols.DISCOUNT]]

@@ -19,20 +19,20 @@ Bytes = NDArray[np.uint8]
 # Rows of a table of windows, one column per id. SLOT (see `frozen`), LANE and ROW identify the first row of the window.
 SLOT, LANE, ROW = 0, 1, 2
 FLOOR = 3  # The oldest row that a frame stack may show: depth - 1 rows back, but not before the episode's start.
-AFTER = 4  # The row K steps after row ROW. At first, `_locate` writes the address of the flags of row ROW here.
+AFTER = 4  # The row K steps after row ROW. At first, AFTER is the address of the flags of row ROW.
 OBS_STOP = 5  # AFTER + 1 if row AFTER has an observation, else 0.
 STEP_STOP = 6  # AFTER + 1 if row AFTER is a step of the episode, else 0.
 K = 7  # The number of steps in the window.
 FRAMES_STOP = 8  # The row after the last observation: AFTER + 1 if row AFTER has an observation, else AFTER.
 OWN, OWN_STOP = 9, 10  # Bounds from the caller of `gather`. `find_windows` sets OWN_STOP to the end of the lane.
-# The kernels write these rows:
+# The kernels write the rows FOLDER, LINE and BEFORE:
 # - FOLDER: the number of the folder with the window's rows.
 # - LINE: the number of the lane's line in each chunk of this folder.
 # - BEFORE: the number of rows in this line before the lane's first row.
 FOLDER, LINE, BEFORE = 11, 12, 13
 WINDOW_ROWS = 14
 
-# The numbers at the start of the `record` of `gather`, its head.
+# The head of the `record` of `gather`: the numbers at its start.
 # - FINDS: 1 if `gather` must find the windows, 0 if the caller has made them.
 # - N, STACK, WHOLE: the arguments of `find_windows` with these names.
 # - WINDOWS: the address of the table of windows.
@@ -69,8 +69,8 @@ KINDS = "fiu"
 integers of up to 8 bytes."""
 
 LARGE_BATCH = 8 << 20
-"""The smallest size in bytes of a batch whose wide rows are streamed. Streaming batches of half this size took longer
-than copying; streaming batches of twice this size was clearly faster."""
+"""The smallest size in bytes of a batch whose wide rows are streamed. For batches of half this size, streaming took
+longer than copying. For batches of twice this size, streaming was clearly faster."""
 
 
 def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_bytes: int) -> Ints:

@@ -91,7 +91,7 @@ def _push(heap: Ints, line: int, found: Ints) -> None:
 
 @jit.inner
 def _behind(heap: Ints, count: int, front: int) -> int:
-    """Return the line of the ring's entry at position `count`; the first entry has position 0. See `WHEN`.
+    """Return the line of the ring's entry at position `count`; the first entry has position 0.
 
     After the last line of the table `heap`, the ring continues at its own first line, in the middle of the table.
     """

@@ -27,7 +27,7 @@ def _write_ids(wanted: Ints, low: int, high: int, block: Ints, coarse: Ints, out
     All positions are in runs `low` to `high` - 1. For `block` and `coarse` see `runs.RULE`. The search finds the last
     run that starts at or before a position. If there are many runs, `coarse` is searched first, because it fills few
     cache lines. All searches halve their ranges together, without a branch on data. So cache misses overlap, and the
-    inner loop becomes vector code. Indices are unsigned, because numba tests each signed index for being negative.
+    inner loop becomes vector code.
     """
     before, first, stride = block[BEFORE], block[FIRST], block[STRIDE]
     covered = coarse.size << COARSE_BITS

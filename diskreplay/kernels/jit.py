@@ -95,7 +95,8 @@ def shared_in(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def compiled(function: Callable[..., Any], kept: bool) -> Callable[..., Any]:
-    # numba's own threads hang or die in a forked child, so none are used. nogil is set, because callers use threads.
+    # numba's own threads hang or die in a forked child, so they are not used. nogil is set, because callers use
+    # threads.
     decorate: Callable[..., Any] = numba.njit
     return decorate([_SIGNATURES[function][0]], nogil=True, error_model=_ERRORS, cache=kept)(function)
 

@@ -228,7 +228,7 @@ def _want_difference(
     while i < stop:
         if wanted:
             runs[PAGE_ROW, i] = -1
-            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # usually the page of a later run
+            if j + AHEAD < others_stop and others[PAGE_ROW, j + AHEAD] >= 0:  # a later run is usually in this page
                 jit.prefetch(pages.ctypes.data + 8 * others[PAGE_ROW, j + AHEAD] * pages.shape[1])
             elif i + 2 * AHEAD < stop:
                 # Prefetch the entry of `slots` for run i + 2 * AHEAD. Prefetch the page of run i + AHEAD: the entry of
@@ -300,8 +300,8 @@ def sync_priorities(
     `old`. `snapshot` is the record of the snapshot that has the runs; see `frozen`. `table`, see
     `priority_pages.PAGES`, must have scratch memory for at least one page.
 
-    A new id gets the largest priority that an update or a writer gave to any id that is drawable when the call returns,
-    or 1.0 if there is no such id. After the call, line CHANGED of `stacks` has the pages with new ids.
+    A new id gets the largest priority of the ids that are drawable after the call, or 1.0. Only priorities from an
+    update or a writer count. After the call, line CHANGED of `stacks` has the pages with new ids.
 
     Returns the number of missing pages, see `_want_difference`. If this number is not 0, the same ids as before are
     drawable, and the caller repeats the call with more pages.

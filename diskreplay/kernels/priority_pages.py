@@ -1,8 +1,8 @@
 """Pages of priorities: each id has a place in a page, and each place is a leaf of a sum tree.
 
-A page has places for `PAGE` successive rows of a lane; its first row is a multiple of `PAGE`. The place of a row is the
-page's number times `PAGE`, plus the row modulo `PAGE`. A page is one line of a table, and fills a cache line. Three
-columns are numbers:
+A page has the places of `PAGE` successive rows of a lane; the first row is a multiple of `PAGE`. A place is the page's
+number times `PAGE`, plus the row modulo `PAGE`. A page is one line of a table, and fills a cache line. Three columns
+are numbers:
 
 - `FIRST`: the id of the page's first row,
 - `STRIDE`: the difference between the ids of successive rows, 0 for an unused page,

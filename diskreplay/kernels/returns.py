@@ -62,9 +62,9 @@ def gae(
 
     Arrays are (steps, columns); a column has successive steps. `ends` has the flags of each step. At a TERMINATED step,
     the next value counts as 0. At a TRUNCATED step, and at the last step of a column, the next value counts, but
-    later deltas do not. `next_value` is V of each step's next observation; it is not read for a terminated step. gamma
-    is multiplied by the environment's `discounts` of steps; the array is empty without discounts. `carry` is scratch
-    memory, (columns,).
+    later deltas do not. `next_value` is V of each step's next observation; it is not read for a terminated step. The
+    environment's `discounts` multiply gamma; the array is empty if the environment gives no discounts. `carry` is
+    scratch memory, (columns,).
     """
     steps, columns = r.shape
     discounted = discounts.size > 0

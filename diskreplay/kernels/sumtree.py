@@ -15,10 +15,10 @@ total. `least` is empty, or has an entry for each inner node: the smallest posit
 or 0. The entry of the node tree[i] is least[i - starts[1]]. The last entry of `least` is the smallest positive mass of
 all leaves.
 
-A node is always summed again from all of its children, so rounding errors do not accumulate. A search uses the same
-partial sums as the sum of the node. So if the searched mass is less than the node's sum, the search selects a child
-with a positive mass. The search subtracts the masses before this child, and limits the difference to less than the
-child's mass. So the child at the next level has a positive mass, too.
+A node is always summed again from all of its children, so rounding errors do not accumulate. A search and the sum of a
+node use the same partial sums. So if the searched mass is less than the node's sum, the search selects a child with a
+positive mass. The search subtracts the masses before this child, and limits the difference to less than the child's
+mass. So the child at the next level has a positive mass, too.
 """
 
 import math
@@ -82,8 +82,8 @@ def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out
     If `least` is 0, the smallest chance that is not NaN replaces `least`. `scratch` is scratch memory, (3, n).
     """
     if least == 0.0:
-        # Positive floats have the order of their bits. The compiler turns a search for the smallest integer into vector
-        # code.
+        # Positive floats sort like their bits, read as integers. The compiler turns a search for the smallest integer
+        # into vector code.
         bits = np.uint64(bits_of(math.inf))
         for i in range(chances.size):
             mine = np.uint64(bits_of(chances[i]))
@@ -223,7 +223,6 @@ def sumtree_find(
         if level > 0:
             after, width = np.int64(tree.ctypes.data) + 8 * starts[level - 1], np.int64(64)
         for i in range(mass.size):
-            # Three comparisons select a pair of children. A fourth comparison selects one child of this pair.
             x, j = mass[i], start + (leaves[i] << FAN_OUT_BITS)
             a = tree[_at(j)] + tree[_at(j + 1)]
             b = a + tree[_at(j + 2)] + tree[_at(j + 3)]
