@@ -21,8 +21,8 @@ class Mixture(Distribution):
     belongs to the first prioritized distribution, and N is the number of ids that can be drawn. Without a prioritized
     distribution, all weights are 1.
 
-    Not thread-safe: a sampler calls a mixture under the sampler's lock. A mixture belongs to one sampler if any of its
-    distributions does.
+    Not thread-safe: a sampler calls a mixture under the sampler's lock. A mixture belongs to one sampler if one of its
+    distributions belongs to one sampler.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ from diskreplay.kernels.runs import (
 )
 from diskreplay.kernels.table import get_kernel
 
-# A second region (see above) with at most this many runs is never too large.
+# A second region (see above) with at most this many runs is small: its size causes no merge.
 SMALL = 1024
 # A binary search among this many runs or more reads more memory than the caches of a processor hold.
 MANY = 1 << 15
@@ -599,7 +599,7 @@ class Population:
             return found, is_moved
         lane, moved = self._lanes_of(runs + self._hidden)
         key = lane_keys(self.runs().first[runs], *self.segments)
-        # In the index, a moved sample comes after the other run of its episode. With `from_end`, it comes before that
+        # In the index, a moved sample comes after the other run of its episode, or with `from_end` before the other
         # run.
         neighbour = np.where(moved == self._starts.from_end, 1, -1)
         for keys, places in self._indices():

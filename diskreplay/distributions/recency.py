@@ -50,9 +50,9 @@ _FAR = 500.0
 class Recency(Owned):
     """Draw each id with a probability that halves with every `half_life` newer steps, with replacement.
 
-    P(i) ∝ 2 ** (-age / half_life), where age is the number of drawable steps of all writers that were published later.
-    The age is exact within one lane. Across lanes, a step counts as later if the sampler discovered it later. Steps
-    that were discovered together are ordered by their times, with a tolerance of a thirtieth of the half-life.
+    P(i) ∝ 2 ** (-age / half_life), where age is the number of newer drawable steps of all writers. The age is exact
+    within one lane. Across lanes, a step counts as newer if the sampler discovered it later. Steps that were discovered
+    together are ordered by their times, with a tolerance of a thirtieth of the half-life.
 
     A `Recency` belongs to one sampler.
 
@@ -186,7 +186,7 @@ class Arrivals:
     def follow(self, population: Population) -> None:
         if self._cursor.is_at(population):
             return
-        if self._is_changing:  # an interrupt has stopped the last call
+        if self._is_changing:  # an interrupt has stopped the last call of `follow`
             self._clear()
         self._is_changing = True
         try:
@@ -243,7 +243,7 @@ class Arrivals:
             ids = first[piece] + number * stride[piece]
             left = population.contains(ids)
             ids, piece, number = ids[left], piece[left], number[left]
-            # Each stretch of remaining ids without a gap becomes a piece.
+            # Successive remaining ids become one piece.
             begins = np.ones(len(ids), np.bool_)
             begins[1:] = (np.diff(piece) != 0) | (np.diff(number) != 1)
             at = np.flatnonzero(begins)

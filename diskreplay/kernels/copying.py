@@ -1,7 +1,7 @@
 """Kernels that copy successive rows into a batch, one row into each of many lanes, or bytes without using the caches.
 
-`write_lanes` writes rows that are mostly in separate pages of memory. Prefetching the rows of later lanes reduces the
-time of a call to a third.
+`write_lanes` writes rows that are mostly in separate pages of memory. With prefetches of the rows of later lanes, a
+call takes a third of the time.
 
 An ordinary write instruction first reads the cache line that it overwrites. A streamed (non-temporal) write omits this
 read. With batches of 14 MB, streaming had 1.45 times the bandwidth of memcpy; with batches of 37 MB, it had 1.7 to 2.4

@@ -37,7 +37,7 @@ from . import advancing, jit, packed
 from .frozen import OWN_FOLDER
 from .packed import number
 
-# Columns of `growing`, a line per segment that may grow.
+# Columns of the table `growing`. It has a line for each segment that may grow.
 # - SLOT: the segment's number minus the number of the store's first segment.
 # - PLACE: the index of the segment's first lane among the lanes of all segments.
 # - OBSERVED_AT, COMMITTED_AT: the addresses of the counters of the segment's first lane. The counters of the other
@@ -48,7 +48,7 @@ from .packed import number
 SLOT, LANES, PLACE, OBSERVED_AT, COMMITTED_AT, CHECKED, CLOCK, FOLDER = range(8)
 GROWING_COLUMNS = 8
 
-# Rows of `lanes`, a column per lane.
+# Rows of the table `lanes`. It has a column for each lane.
 # - COMMITTED: the number of complete rows.
 # - OBSERVED: the number of rows with an observation.
 # - OPEN_START: the first row of the open episode, or -1 if no episode is open.
@@ -66,7 +66,7 @@ Chunks = tuple[Ints, ...]
 
 # Indices of the numbers in the array `found`.
 # - ENDED: the number of ended episodes. The table ENDED of `advancing` has this number of filled lines.
-# - CHANGED: 0 if the snapshot stays the same; for its bits see HIDDEN.
+# - CHANGED: 0 if the snapshot stays the same; else bits, see HIDDEN.
 # - LEFT: the line in `growing` of the segment that `follow` read last.
 # - FOLLOWED: 1 when all lanes were read. While FOLLOWED is 1, `follow` does nothing; only the caller sets FOLLOWED to
 #   0.

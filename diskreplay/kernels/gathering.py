@@ -16,7 +16,8 @@ from .jit import load_byte, load_int, touch
 
 Bytes = NDArray[np.uint8]
 
-# Rows of a table of windows, one column per id. SLOT (see `frozen`), LANE and ROW identify the first row of the window.
+# Rows of a table of windows. It has a column for each id. SLOT (see `frozen`), LANE and ROW identify the first row of
+# the window.
 SLOT, LANE, ROW = 0, 1, 2
 FLOOR = 3  # The oldest row that a frame stack may show: depth - 1 rows back, but not before the episode's start.
 AFTER = 4  # The row K steps after row ROW. At first, AFTER is the address of the flags of row ROW.
@@ -83,7 +84,7 @@ def table_line(first_chunk: Ints, chunks: Ints, shift: Ints, bases: Ints, row_by
     return np.array([*addresses, folders, bases.ctypes.data, len(bases), row_bytes], np.int64)
 
 
-# Makes an index unsigned, because numba tests each signed index for being negative.
+# `_at` makes an index unsigned, because numba tests each signed index for being negative.
 _at = np.uint64
 
 # A store with at least this number of segments has tables of segments and lanes that do not fit into the caches.

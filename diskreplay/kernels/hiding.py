@@ -8,9 +8,9 @@ The log is the table ENDED of `advancing`. It has a line per ended episode. FOLL
 oldest to its newest episode. The lane's open episode comes after its ended episodes.
 
 If a writer appends to several lanes at once, these lanes get their next entries in the order of their previous entries.
-The next entries wait in a sorted ring instead of the heap, since a heap moves each entry through all of its levels.
+The next entries wait in a sorted ring, not in the heap, since a heap moves each entry through all of its levels.
 
-Without numba, `hide_oldest_plain` replaces `hide_oldest`, which would take twice as long in plain Python.
+Without numba, `hide_oldest_plain` replaces `hide_oldest`: in plain Python, `hide_oldest` would take twice as long.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from .runs import NEVER as NEVER
 WHEN, ID, ROW, PLACE = range(4)
 HEAP_COLUMNS = 4
 
-# Rows of `by_place`, a column per lane; the column's number is the lane's PLACE.
+# Rows of the table `by_place`. It has a column for each lane; PLACE is the number of the column.
 # - OLDEST: the lane's first visible row.
 # - LINE, TAIL: the lines of the log with the lane's oldest and newest ended episodes that have visible steps, or -1.
 # - LISTED: 1 if the lane has an entry in the heap or the ring, else 0.

@@ -1,4 +1,4 @@
-"""Pages of memory: arrays in huge pages, freed pages that are given back to the system, and madvise for many ranges."""
+"""Arrays in huge pages of memory, the return of freed memory to the system, and madvise for many ranges."""
 
 import ctypes
 import mmap

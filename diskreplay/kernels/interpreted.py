@@ -1,8 +1,7 @@
 """Kernels as plain Python, for stores that are read without numba, and for `NUMBA_DISABLE_JIT=1`.
 
-Kernels in plain Python are slow, but a debugger can step through them. This module has Python functions for the
-instructions on raw addresses that compiled kernels take from LLVM. As in numba, overflows of int64 wrap around, and
-divisions by zero give no warning.
+This module has Python functions for the instructions on raw addresses that compiled kernels take from LLVM. As in
+numba, overflows of int64 wrap around, and divisions by zero give no warning.
 """
 
 import ctypes

@@ -144,7 +144,7 @@ def update(ids: Ints, errors: Floats, eps: float, alpha: float, offered: Ints, t
     return ids.size - found  # type: ignore[return-value]
 
 
-AHEAD = 12  # a run or page is prefetched this many runs or pages before it is used
+AHEAD = 12  # runs and pages are prefetched this many indices ahead
 
 # The tables `old` and `new` of `sync_priorities` have four rows: first ids, strides, counts and pages. For each run,
 # row PAGE_ROW has the page that `_want_rows` changed last, or -1.
@@ -293,7 +293,7 @@ def sync_priorities(
     `runs` is (3, n), with contiguous rows: first ids, strides and counts. All but the last `provisional` runs are
     final: they never change again, so final runs in `old` are not compared with the new runs. The first
     `partially_hidden` provisional runs are visible parts of runs with hidden ids. `old` must have the same number of
-    such parts, in the same order. The other provisional runs are ordered by segment and lane. With `whole`, `old` is
+    visible parts, in the same order. The other provisional runs are ordered by segment and lane. With `whole`, `old` is
     ignored, and all ids that are not in `runs` become undrawable.
 
     The call fills the table `new`, (4, `RUNS` + n), see `priority_pages.ENDED`. The next call needs this table as
@@ -365,7 +365,7 @@ def sync_priorities(
             pages[page, priority_pages.TOUCHED] = 0
             if rows & wanted_rows & ~known:
                 pages[page, priority_pages.ENTERED] = rows & wanted_rows & ~known
-                stacks[CHANGED, entered] = page  # overwrites an entry that was read already
+                stacks[CHANGED, entered] = page  # the loop has read this entry already
                 entered += 1
             known_again |= rows & wanted_rows & known
             while rows != 0:

@@ -16,7 +16,7 @@ The other columns are masks with a bit per row:
 - `ENTERED`: rows that got their first priority in the latest call of `sync_priorities` that added new ids to the page.
 
 `slots` is a hash table with open addressing. The table has each page's number plus 1, at the hash of the page's first
-id or in a later entry.
+id or at a later index.
 
 `raw` has a number per place. The number's absolute value is the priority |td| + eps. The number is positive if an
 update or a writer gave the priority, and negative if `sync_priorities` gave it to a new id.
@@ -161,7 +161,7 @@ def largest_given(pages: Ints, raw: Floats, bounds: Floats) -> float:
         block, at, begin, end = -1, 0, 0, blocks
         while block < 0 or at < blocks:  # first find the block with the largest bound, then the page in this block
             most_bits = 0
-            for i in range(begin, end):  # positive floats sort like their bits, and this loop becomes vector code
+            for i in range(begin, end):  # positive floats sort like their bits: this loop becomes vector code
                 bits = jit.bits_of(bounds[_at(i)])
                 most_bits = bits if bits > most_bits else most_bits
             at = begin

@@ -183,8 +183,8 @@ class Starts(NamedTuple):
     sample.
 
     If an ended episode did not terminate, the rule ignores its last steps, except with ALL_STEPS. With a final
-    observation, it ignores the last `followed` steps: no step comes `followed` steps after them. Without a final
-    observation, it ignores only the last step: this step has no next observation to bootstrap from.
+    observation, the rule ignores the last `followed` steps: no step comes `followed` steps after them. Without a final
+    observation, the rule ignores only the last step: this step has no next observation to bootstrap from.
 
     With `from_end`, one sample ends at the episode's end, the next sample ends `step` steps earlier, and so on. If the
     earliest sample would start before step 0, it starts at step 0 (MOVED_BACK) or is left out (DROPPED).

@@ -88,7 +88,7 @@ def compile_all(names: Sequence[str]) -> None:
 
 
 def help_compiling(names: Sequence[str]) -> None:
-    """Compile the kernels with these names in reverse order.
+    """Compile the kernels `names`, from the last to the first.
 
     Raises filelock.Timeout if another helping process is already running.
     """
