@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Path = tuple[str, ...]
 
 FLOAT32, INT64, BOOL = np.dtype("float32"), np.dtype("int64"), np.dtype("bool")
-ALIGNMENT = 64  # the bytes of a cache line: arrays that start at a cache line are copied to a device faster
+ALIGNMENT = 64  # the size of a cache line in bytes: arrays that start at a cache line are copied to a device faster
 
 EPISODE_KNOWN = "episode_known"
 """The name of a bool field of batches: True for an item if the store has values of its episode's fields."""
@@ -130,17 +130,17 @@ class CopyThreads:
         self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
-        """Return the number of parts for a copy of `nbytes` bytes: 1 below `least`, and at most `count` + 1."""
+        """Return the number of parts into which to divide a copy of `nbytes` bytes, at most `count` + 1."""
         return max(1, min(self.count + 1, nbytes // PART))
 
     def copy(self, count: int, size: int, work: Callable[[int, int], int]) -> int:
         """Process items 0 to `size` - 1 in `count` parts: the first part in this thread, the others in free threads.
 
-        When the first part is done, this thread also processes the parts that no other thread has begun.
+        When the first part is done, this thread also processes parts that no other thread has begun.
         `work(first, stop)` returns the first item of its part that could not be processed, or -1. This method waits for
         all parts, and returns the first unprocessed item of all parts, or -1. If an interrupt ends this method early, a
         thread may still be working: call `settle` before changing any memory that `work` uses. `work` must hold
-        references to that memory.
+        references to the memory that it uses.
         """
         self.settle()
         bounds = [part * size // count for part in range(count + 1)]
@@ -169,8 +169,8 @@ class CopyThreads:
 def copying(held: tuple[Any, ...], kernel: Kernel, *arguments: Any) -> Callable[[int, int], int]:
     """Return the function ``work(first, stop)`` for `CopyThreads.copy` that calls ``kernel(*arguments, first, stop)``.
 
-    The function keeps `held` alive, the owner of the memory that the kernel reads and writes: after an interrupt, a
-    thread may still be copying.
+    The function keeps `held` alive, because `held` owns the memory that the kernel reads and writes. After an
+    interrupt, a thread may still be copying.
     """
     return partial(_call, held, kernel, *arguments)
 
@@ -201,7 +201,8 @@ class Reader:
     depends_on_ids = False  # whether `leaves_for` must be called for each batch
     fill_checks = False  # whether `fill` refuses all ids that `check` refuses, except evicted ids
     threads: CopyThreads | None = None  # the threads that copy parts of large batches, if any
-    # The user's value function. It maps observations, nested arrays (n, ...), to their values, (n,) or (n, 1).
+    # The user's value function. Its argument is n observations, as nested arrays (n, ...). It returns n values, (n,) or
+    # (n, 1).
     evaluate: Callable[[Any], Any] | None = None
 
     def for_device(self) -> "Reader":
@@ -221,14 +222,14 @@ class Reader:
     def seed(self, entropy: int | None) -> None:
         """Seed the random draws of the next call of `fill`; later calls draw nothing unless `seed` is called again.
 
-        With `entropy` None, the next call draws nothing either.
+        With `entropy` None, the next call draws nothing.
         """
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
         """Gather the items of these ids into a block that has the leaves of `leaves_for`; all weights are 1.
 
-        Raises InvalidIndex if no item can be gathered at an id. Some readers can gather items at ids where no item of
-        the view begins; `check` refuses each such id.
+        Raises InvalidIndex if no item can be gathered at an id. Some readers also gather items for ids that the view
+        does not offer. `check` refuses these ids.
         """
         raise NotImplementedError(f"{type(self).__name__} must define fill")
 
@@ -308,7 +309,7 @@ def select(
 ) -> list[Leaf]:
     """Return the leaves that `fields` names: "obs" means all leaves below "obs", and "obs/image" means only that leaf.
 
-    `fields` None means all of `leaves`. The name "..." in `fields` also means all of `leaves`; other names can then add
+    `fields` None means all of `leaves`. The name "..." in `fields` means all of `leaves`, so that other names can add
     leaves of `on_request`. The leaves listed in `always` are added. `EPISODE_KNOWN` is added if `fields` lists an
     episode field. Raises ValueError for an unknown name.
     """

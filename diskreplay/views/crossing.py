@@ -45,9 +45,10 @@ class CrossingStarts:
     A window continues in the lane's next episode that is still in the store, if the sampler's filter admits that
     episode. A lane continues across the segments of its writer.
 
-    An ended episode is done if enough steps of ended episodes follow, or if the next ended episode is not admitted.
-    Later steps cannot add windows that start in a done episode. Any other ended episode is waiting. Steps of open
-    episodes are not counted as steps that follow, because an open episode may be admitted now and refused when it ends.
+    An ended episode is called done when later steps cannot add windows that start in this episode. This is so if enough
+    steps of ended episodes follow, or if the filter refuses the next ended episode. Any other ended episode is called
+    waiting. Steps of open episodes do not count: the filter may admit an episode while it is open, and refuse the
+    episode when it ends.
     """
 
     def __init__(self, length: int) -> None:
@@ -66,12 +67,12 @@ class CrossingStarts:
         still_open: EpisodeTable,
         is_fresh: bool,
     ) -> tuple[EpisodeTable | None, EpisodeTable]:
-        """Return the episodes that have become done since the last call, and the episodes that may get more windows.
+        """Return two tables: episodes that became done since the last call, and episodes that may get more windows.
 
-        In both tables, the steps of an episode are only those at which windows start. The first table is None instead
-        of empty, unless `is_fresh` is True. `ended` are the episodes that ended since the last call; None: no episode
-        ended. With `is_fresh`, `ended` has all ended episodes, and earlier calls are forgotten. `admitted` are the
-        admitted episodes among `ended`, and `still_open` the admitted open episodes.
+        In both tables, an episode has only the steps at which windows start. If the first table would be empty, it is
+        None, unless `is_fresh` is True. `ended` has the episodes that ended since the last call; None: no episode
+        ended. With `is_fresh`, `ended` has all ended episodes, and earlier calls are forgotten. `admitted` has the
+        episodes of `ended` that the sampler's filter admits. `still_open` has the open episodes that the filter admits.
         """
         if is_fresh:
             self._clear()
@@ -86,7 +87,7 @@ class CrossingStarts:
         self._waiting, self._counts = lanes.episodes.select(waits), lanes.counts[waits]
         starting = np.where(lanes.counts, np.minimum(lanes.steps + behind - self._behind, lanes.steps), 0)
         first, stride, _, _, _, time = lanes.episodes.lines.T
-        # With the flag TERMINATED, an item can start at each of the `starting` steps of an episode.
+        # Each episode is entered as terminated, so that an item can start at each of the episode's `starting` steps.
         found = EpisodeTable.of(first, stride, starting, starting, TERMINATED, time)
         whole, rest = found.select(leaves & (starting > 0)), found.select(~leaves & (starting > 0))
         by_lane = np.argsort(lane_keys(rest.first, snapshot.origin, snapshot.lanes))
@@ -104,8 +105,8 @@ class CrossingStarts:
 class _Lanes:
     """Episodes, sorted by writer, then lane, then id.
 
-    `counts`, `steps` and `runs_on` have a value for each episode. `counts` is True for admitted episodes. `steps` is
-    the number of the episode's steps that windows can hold. `runs_on` is True if windows continue in the next episode.
+    `counts` is True for an episode that the sampler's filter admits. `steps` has the number of steps of each episode
+    that windows can hold. `runs_on` is True for an episode if windows continue in the next episode.
     """
 
     def __init__(self, episodes: EpisodeTable, counts: Bools, key: Ints) -> None:
@@ -113,17 +114,17 @@ class _Lanes:
         self.is_open = episodes.end & OPEN != 0
         self._has_next = _following(key) == key
         self._has_next[-1:] = False
-        # A lane's newest step does not count until the observation after it is in the store.
+        # Windows cannot hold a lane's newest step until the store has the observation after this step.
         usable = np.minimum(episodes.steps, episodes.obs_rows - 1)
         self.steps = np.where(self.is_open & ~self._has_next, usable, episodes.steps)
         self._before = np.cumsum(self.steps) - self.steps
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return, for each episode, how many steps of later episodes its windows reach, and the last episode in reach.
+        """Return, for each episode, how many steps of later episodes its windows reach, and the last episode reached.
 
-        `runs_on` is True for an episode if windows continue in the next episode. The last episode in reach is given as
-        an index: the first episode, from the given one on, whose `runs_on` is False.
+        `runs_on` is True for an episode if windows continue in the next episode. The last episode reached is given by
+        its index; it is the episode itself if its `runs_on` is False.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
@@ -135,9 +136,9 @@ class _Lanes:
         for_good, last = self.steps_behind(self.runs_on & ~next_open)
         is_broken = (self._has_next & ~self.runs_on & ~next_open)[last]
         done = ~self.is_open & (~self.counts | is_broken | (for_good >= behind))
-        # An open episode can precede ended episodes, which are in later segments of the lane. An ended episode is not
-        # done if fewer than `behind` steps lie between the open episode and the ended episode: windows of the open
-        # episode may need steps of the ended episode.
+        # An open episode can precede ended episodes of later segments. An ended episode is not done if fewer than
+        # `behind` steps lie between the open episode and the ended episode: windows of the open episode may need steps
+        # of the ended episode.
         opened = np.append(-1, np.maximum.accumulate(np.where(self.is_open, np.arange(len(done)), -1)))[: len(done)]
         distance = self._before - self._before[opened] - self.steps[opened]
         is_near = (opened >= 0) & (self._key[opened] == self._key) & (distance < behind)
@@ -146,16 +147,15 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
-    """Return `values` moved by one place: each place gets the next value, and the last place keeps its value."""
     return np.append(values[1:], values[-1:])
 
 
 class _Steps(NamedTuple):
-    """The steps of windows: `ids` and `windows` are flat, (items * length,), the other arrays (items, length).
+    """The steps of windows. `ids` and `windows` are flat, (items * length,); the other arrays are (items, length).
 
     `ends` is TERMINATED or TRUNCATED for the last step of an episode, else 0. `has_obs` is True for a step if the next
-    row has its next observation. `is_known`, (items,), is True if rows that are appended later cannot change `ends` and
-    `has_obs` of the item's last step.
+    row has the step's next observation. `is_known`, (items,), is True if later rows cannot change `ends` and `has_obs`
+    of the item's last step.
     """
 
     ids: Ints
@@ -175,7 +175,7 @@ class LaneWalk:
     def __init__(self, length: int, stack: int) -> None:
         self._length, self._stack = length, stack
         self._successors, self._lanes = Successors(stack), LaneMap()
-        # The number of rows to read at once. It is usually enough for a window, its next row, and rows without steps
+        # The number of rows to read at once. So many rows usually hold a window, the next row, and rows without steps
         # inside the window.
         self._width = length + 2 + length // 8
         self._flags = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 0, self._width, 0)])
@@ -185,8 +185,8 @@ class LaneWalk:
         at = self._successors.find(snapshot, ids, refused)
         self._lanes.update(snapshot)
         places = np.zeros((3, len(ids), self._length), np.int64)  # slot (segment index in the snapshot), lane, row
-        # Four values per step: its flags, `ends`, whether it has a next observation, and whether its next row exists or
-        # will never exist.
+        # Four values for each step: the flags of its row; `ends`; `has_obs`; whether its next row exists or will never
+        # exist.
         step_flags = np.zeros((4, len(ids), self._length), np.uint8)
         items, filled = np.arange(len(ids)), np.zeros(len(ids), np.int64)
         while len(items):
@@ -213,7 +213,7 @@ class LaneWalk:
         return _Steps(step_ids, windows, flags, ends, has_obs != 0, is_known)
 
     def _read(self, snapshot: Snapshot, at: Windows) -> tuple[Ints, Bytes, Bools, Bools]:
-        """Read the flags of the `_width` rows from each window's `row` on.
+        """Read the flags of `_width` successive rows for each window, beginning with the window's `row`.
 
         Returns four arrays (windows, rows): the numbers of the rows, their flags, whether each row exists, and whether
         each row is a step. The last row never counts as a step, because the next row's flags are needed to tell whether
@@ -229,7 +229,7 @@ class LaneWalk:
         return row, seen, inside, is_step
 
     def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
-        """Return a one-row window for each step in `places`; `floor` is the oldest row that a frame stack may show."""
+        """Return a one-row window for each step; `places` has the slots, lanes and rows of the steps, (3, steps)."""
         windows = Windows(places.shape[1])
         windows.slot[:], windows.lane[:], windows.row[:] = places
         windows.floor[:], windows.after[:] = windows.row, windows.row + 1
@@ -238,7 +238,7 @@ class LaneWalk:
         return windows
 
     def _next_lanes(self, snapshot: Snapshot, places: Ints) -> Ints:
-        """Return each lane's place (see `LaneMap`) in the next existing segment with rows of the lane, or NONE."""
+        """Return each lane's place (see `LaneMap`) in the next segment that exists and has its rows, or NONE."""
         found = self._lanes.next_rows(snapshot, places)
         while True:
             some = np.flatnonzero(found != NONE)
@@ -250,10 +250,10 @@ class LaneWalk:
     def _continue_items(
         self, snapshot: Snapshot, items: Ints, at: Windows, following: Ints, lacking: Bools
     ) -> tuple[Ints, Windows]:
-        """Return the items that lack steps and have more rows, and windows of their next rows.
+        """Return the unfinished items whose lanes have more rows, and the windows of these rows.
 
-        The next rows are in the same segment, or in the writer's next segment, where the lane has the place `following`
-        (see `LaneMap`).
+        If the segment has no more rows of the lane, the window begins in the writer's next segment. `following` has the
+        lane's place (see `LaneMap`) in that segment.
         """
         behind = at.row + self._width - 1
         inside = behind < at.after
@@ -268,10 +268,10 @@ class LaneWalk:
 
 
 def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
-    """Return `ends` (see `_Steps`) of steps with the flags `own`, and whether each step has a next observation.
+    """Return the arrays `ends` and `has_obs` of `_Steps` for steps with the flags `own`.
 
-    `behind` has the flags of the next rows, and `is_behind` is True if such a row exists. For a row that does not
-    exist, `is_closed` is True if the row will never exist, and `observed` is True if the store already has its
+    `behind` has the flags of the next rows, and `is_behind` is True if the next row exists. If the next row does not
+    exist, `is_closed` is True if it will never exist, and `observed` is True if the store has the step's next
     observation.
     """
     marked = behind & ENDS | np.where(behind & CUT, TRUNCATED, 0)
@@ -301,8 +301,8 @@ class CrossingReader(Reader):
     ) -> None:
         self._view, self._length, self._burn_in = view, length, burn_in
         self.paths = [field.path for field in shown]
-        # Leaves with a value for each step come first in memory, so that this memory can also be filled as a block of
-        # single steps.
+        # Leaves with a value for each step come first in memory: `fill` uses the memory of these leaves also as a
+        # `Block` of single steps.
         kinds = sorted(kinds, key=lambda kind: not kind.each_step)
         self.leaves: Sequence[Leaf] = [kind.leaf(length) for kind in kinds]
         self._step_leaves = [kind.value for kind in kinds if kind.each_step]

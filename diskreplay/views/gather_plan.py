@@ -37,9 +37,9 @@ _NO_IDS = np.zeros(0, np.int64)
 class EarlierParts:
     """Completes frame stacks at the start of an episode that continues an episode cut for its length.
 
-    Both episodes are parts of one stream of frames, and the earlier part may be in an earlier segment. The kernel reads
-    only one segment for each window: in place of frames of an earlier segment, the kernel repeats the lane's first
-    frame in this segment. `copies` are the `Copy` objects that read observations before a window. Not thread-safe.
+    The cut episode is called an earlier part; it may be in an earlier segment. The kernel reads only one segment for
+    each window. In place of earlier frames, the kernel repeats the lane's first frame in that segment. `copies` are the
+    `Copy` objects that read observations before a window. Not thread-safe.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
@@ -48,8 +48,8 @@ class EarlierParts:
         self._lanes = LaneMap()
 
     def fill(self, snapshot: Snapshot, windows: Windows, block: Block) -> None:
-        """In the stacks of a block, replace repeated frames by frames of earlier parts, if the store still has them."""
-        # Only a part that begins in row 0 of a segment's lane can continue a part in an earlier segment.
+        """Replace repeated frames in the stacks of a block by frames of earlier parts that the store still has."""
+        # Only an episode that begins in row 0 of a lane can continue an episode of an earlier segment.
         for item in np.flatnonzero((windows.floor == 0) & (windows.row < self._depth)).tolist():
             slot, lane, row = windows.table[:3, item].tolist()
             try:
@@ -99,10 +99,10 @@ class EarlierParts:
         return np.concatenate(found, axis=1)
 
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
-        """Return the lane's place (see `LaneMap`) in its writer's previous segment that has rows of the lane, or -1.
+        """Return the lane's place (see `LaneMap`) in the previous segment that has rows of the lane, or -1.
 
-        The result is -1 if there is no such segment. It is also -1 if a newer segment before `slot` is gone, because
-        the gone segment may be the previous segment.
+        The result is also -1 if a segment between that segment and `slot` is gone: the gone segment may have had rows
+        of the lane.
         """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
@@ -112,7 +112,7 @@ class EarlierParts:
             return -1
         first = int(self._lanes.slot[place])
         missing = first + np.flatnonzero(snapshot.lanes[first:slot] == 0)
-        # Packs have numbers in the sequence of segments, but no lanes: they are not missing segments.
+        # A pack has a segment's number and no lanes, but is not a missing segment.
         packs = [pack.info.number - snapshot.origin for pack in list(snapshot.tables.packs.values())]
         return place if np.isin(missing, packs).all() else -1
 
@@ -120,16 +120,16 @@ class EarlierParts:
 class GatherPlan:
     """Gathers the leaves of a batch, and sums rewards over windows, in one kernel call. Not thread-safe.
 
-    If the array for `TIME_SOURCE` has the dtype float64, its values become seconds since the epoch. `_record`, the
-    array of numbers and addresses that the kernel reads (see `kernels.gathering`), is made once and changed in place.
-    The plan keeps alive the arrays at these addresses. Each change of `_record` ends with the assignment of an
-    attribute: if an interrupt prevents this assignment, the next call makes the change again.
+    If the array for `TIME_SOURCE` has the dtype float64, its values become seconds since the epoch. `_record` has the
+    numbers and addresses that the kernel reads (see `kernels.gathering`). It is made once and changed in place. The
+    plan keeps the arrays at these addresses alive. Each change of `_record` ends with the assignment of an attribute:
+    if an interrupt prevents this assignment, the next call makes the change again.
 
-    `view` is named in error messages. `bounds` has the arguments with which `gather` finds windows; None for a plan
-    that only copies rows of given windows. `summands` are path, dtype and weight of the scalar fields whose weighted
-    sum is the reward. Rewards are summed over each window. Each step multiplies all later rewards by `gamma` and by the
-    step's value of the scalar field `discount`, if given. `computed` maps names in `gathering.COMPUTED` to positions in
-    `Block.arrays`. A name with the position -1, or without a position, is not a field of the batch.
+    Error messages name `view`. `bounds` has the arguments with which `gather` finds windows; None for a plan that only
+    copies rows of given windows. `summands` are path, dtype and weight of the scalar fields whose weighted sum is the
+    reward. Rewards are summed over each window. Each step multiplies all later rewards by `gamma` and by the step's
+    value of the scalar field `discount`, if given. `computed` maps names in `gathering.COMPUTED` to positions in
+    `Block.arrays`. A field that the batch lacks has the position -1, or no entry in `computed`.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class GatherPlan:
         deep = [copy for copy in copies if copy.offset < 0 and copy.leaf.split("/")[0] == "obs"]
         self._earlier = EarlierParts(deep) if deep else None
         self.windows = Windows(0)
-        self._size = self._nbytes = -1  # numbers of items and bytes of the last block
+        self._size = self._nbytes = -1  # the size of the last block, in items and in bytes
         self._kernel: Kernel
         self._scratch: Block | None = None
         self._lengths: Sequence[int] | None = None
@@ -198,8 +198,8 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
-            # The first retry releases the chunks that `held` keeps, and then maps chunks. Later retries map chunks
-            # first, to avoid thrashing.
+            # The first retry releases the chunks that `held` keeps mapped, before it maps chunks. Later retries keep
+            # these chunks, to avoid thrashing.
             if attempt == 0:
                 held = None
             held = self._map(snapshot, ids)
@@ -290,7 +290,7 @@ class GatherPlan:
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
-                # This also marks mapped flags as used now, so that `map_rows` does not unmap the flags.
+                # This also marks flags that are already mapped as just used, so that `map_rows` does not unmap them.
                 map_flags(snapshot, ids, n, stack)
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:
@@ -313,8 +313,8 @@ def row_plan(leaves: Sequence[str], begin: int = cols.ROW, stop: int = cols.AFTE
 class RandomSteps(GatherPlan):
     """A gather plan that draws each window's number of steps from `least` to `bounds.n`, with equal probabilities.
 
-    The plan finds every window with `bounds.n` steps and then shortens it to the drawn number. `gather` draws only
-    after a call of `seed`; otherwise windows have `bounds.n` steps.
+    The plan finds every window with `bounds.n` steps and then shortens it to the drawn number. Without a call of `seed`
+    before `gather`, every window has `bounds.n` steps.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class RandomSteps(GatherPlan):
         super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
-        """Return `Copy` objects with the rows after a window, for every length that the window may get."""
+        """Return `copies`, but with the rows after a window for every number of steps that the window may get."""
         found = []
         for copy in copies:
             if copy.begin == cols.AFTER:

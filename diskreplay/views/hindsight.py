@@ -55,8 +55,8 @@ class Hindsight:
         steps of all relabelled items. The achieved goal comes from the observation after the step. A function that
         needs a third argument, such as gymnasium-robotics' ``env.compute_reward``, gets ``{}`` as its info.
     terminated_fn : callable or None
-        ``terminated_fn(achieved_goal, desired_goal)``, called like `reward_fn`, returns whether each of M steps
-        terminates, (M,) bool. An n-step window ends at its first step that terminates: later rewards do not count,
+        ``terminated_fn(achieved_goal, desired_goal)`` returns whether each of M steps terminates, (M,) bool. It is
+        called like `reward_fn`. An n-step window ends at its first step that terminates: later rewards do not count,
         `terminated` is true, and `discount` is 0. If no step terminates, `terminated` is false, and the item
         bootstraps. `next_obs` and `n_steps` do not change.
 
@@ -141,7 +141,7 @@ def _name_of(function: Any) -> str:
 
 
 def _extra_arguments(reward_fn: Any) -> tuple[Any, ...]:
-    """Return the arguments that a reward function gets after its two goals: none, or an empty dict as its info."""
+    """Return the arguments that a reward function gets after the two goals: none, or `{}` as its info."""
     if not callable(reward_fn):
         raise ValueError(f"reward_fn must be a function of (achieved_goal, desired_goal), not {reward_fn!r}")
     try:
@@ -164,7 +164,7 @@ class ReturnsReader(Reader):
     """A reader of items with a return: the discounted sum of the rewards from an item's first step on.
 
     `weights` are path, dtype and weight of each field in the reward. `discount` is path and dtype of the field with the
-    environment's discounts, or None. `gamma` is the agent's discount per step. `view` is named in error messages.
+    environment's discounts, or None. `gamma` is the agent's discount per step. Error messages name `view`.
     """
 
     view: View
@@ -238,7 +238,7 @@ class HindsightReader(Reader):
             self._relabel(snapshot, windows, k, last, choice[items], items, block)
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
-        """Return the pages of `plain`, without rows of new goals, because only `fill` draws the goals."""
+        """Return the pages of `plain`. Rows of new goals are left out, because only `fill` draws the goals."""
         return self._plain.pages(snapshot, ids)
 
     def check(self, snapshot: Snapshot, ids: Ints) -> None:
@@ -264,12 +264,12 @@ class HindsightReader(Reader):
     ) -> None:
         """Replace the goals of these items of the block, and the fields that depend on the goals.
 
-        `windows` reach from each item's first step to the end of its episode, and `k` is the item's number of steps.
-        `last` is the episode's last row with an observation. `choice` has a random number in [0, 1) for each item,
-        which selects the item's goal.
+        `windows` reach from each item's first step to the end of its episode. `k` has the number of steps of each item.
+        `last` has the last row with an observation of each item's episode. `choice` has a random number in [0, 1) for
+        each item, which selects the item's goal.
         """
         strategy = self._hindsight.strategy
-        # A goal comes from the observation after a step, which is in the row after the step's row.
+        # A goal comes from the observation after a step. This observation is in the row after the step's row.
         first = last if strategy == "final" else (windows.row if strategy == "future" else windows.floor) + 1
         row = first + (choice * (last - first + 1)).astype(np.int64)
         windows.own[:], windows.own_stop[:] = row, row + 1

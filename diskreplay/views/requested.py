@@ -64,7 +64,7 @@ _PAIRS_AT_ONCE = 1 << 18
 class _ByTime(NamedTuple):
     """Episodes sorted by `begin`; `begin` and `end` are the times of their first and last steps in ns since the epoch.
 
-    `first` has the id of each episode's first step, and `stride` the difference between the ids of successive steps.
+    `first` has the id of each episode's first step. `stride` has the difference between the ids of successive steps.
     `latest[i]` is the largest number in `end[: i + 1]`. `from_here[i]` is the sum of `steps[i:]`; its last number is 0.
     """
 
@@ -80,10 +80,10 @@ class _ByTime(NamedTuple):
 class Ages:
     """Counts the steps that are newer than given steps. Not thread-safe: it keeps sorted tables.
 
-    Steps are ordered by their times of publication, and steps of the same time by their ids. This is also the order of
-    the steps in an episode. Compared with a given step, all steps of an episode that began later are newer, and all
-    steps of an episode that ended earlier are older. In the other episodes, at most one per lane, a binary search of
-    the times finds the newer steps.
+    Steps are ordered by their times of publication, and steps of the same time by their ids. The steps of an episode
+    are in this order. Compared with a given step, all steps of an episode that began later are newer, and all steps of
+    an episode that ended earlier are older. At most one episode per lane has both newer and older steps: a binary
+    search of the times finds where the newer steps begin.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Ages:
     def _by_time(self, snapshot: Snapshot, episodes: EpisodeTable, before: _ByTime | None) -> _ByTime:
         """Return a table of the episodes.
 
-        Times of episodes that are in the older table `before` are copied, since segments of these episodes may be gone.
+        The times of episodes in the previous table `before` are copied: the segments of these episodes may be gone.
         """
         episodes = episodes.without_discarded()
         # The log may still have episodes of evicted segments. The steps of these episodes are older than all visible
@@ -148,7 +148,7 @@ class Ages:
         return _ByTime(first, stride, steps, begin, end, np.maximum.accumulate(end), from_here)
 
     def _times_of(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return each step's time of publication in ns since the epoch, like `Snapshot.times`, in one kernel call."""
+        """Return each step's time of publication in ns since the epoch, with one kernel call."""
         if not len(ids):
             return np.zeros(0, np.int64)
         windows = place(snapshot, ids)
@@ -161,7 +161,7 @@ class Requested:
 
     `places` maps the fields of a batch to positions in `Block.arrays`. `rewards` are path, dtype and weight of each
     field in the reward. Returns are discounted by `gamma` per step. `discount` is path and dtype of the field with the
-    environment's discounts, which multiply `gamma`; None: there are no such discounts.
+    environment's discounts, or None. These discounts multiply `gamma`.
     """
 
     def __init__(
@@ -190,8 +190,8 @@ class Requested:
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:
         """Write to the block the fields of the items that start at these ids.
 
-        `real` is the number of steps of each window that are not padding; the values of padding are 0. None: windows
-        have no padding.
+        `real` has the number of steps of each window without its padding; None: windows have no padding. The values of
+        padding are 0.
         """
         arrays = {name: block.arrays[at] for name, at in self._at.items()}
         episodes = self._finder.find(snapshot, ids)
@@ -217,8 +217,9 @@ class Requested:
     def _sum(self, snapshot: Snapshot, ids: Ints, rest: Ints, sums: Mapping[str, NDArray[Any]]) -> None:
         """Write the returns R_t = r_t + gamma_t R_{t+1} of each item's steps, and 0 for steps after the episode's end.
 
-        `rest` is the number of steps from each item to the end of its episode. `sums` has the arrays to write, (items,
-        steps), by field; gamma_t is 1 for `return_to_go`. Sums are in float64 and rounded when they are written.
+        `rest` has the number of steps from each item's first step to the end of its episode. `sums` has the array to
+        write for each field, (items, steps). For the field `return_to_go`, gamma_t is 1. Sums are in float64 and
+        rounded when they are written.
         """
         steps, totals = place(snapshot, ids), {name: np.zeros(len(ids)) for name in sums}
         for out in sums.values():
@@ -238,9 +239,10 @@ class Requested:
                 totals[name][items] = total
 
     def _read_numbers(self, snapshot: Snapshot, steps: Windows, count: int) -> tuple[Floats, Floats]:
-        """Return rewards, (count, items), and discounts, (count, items) or (count,), of `count` steps of each item.
+        """Return the rewards and the discounts of `count` steps of each item.
 
-        `steps.own` has the row of each item's first step. Rewards from the row `steps.after` on are 0.
+        Rewards are (count, items); discounts are (count, items) or (count,). `steps.own` has the row of each item's
+        first step. Rewards from the row `steps.after` on are 0.
         """
         # The number of rows is rounded up to a power of two, so that calls with similar counts reuse scratch memory.
         self._numbers.set_lengths(min(_AT_ONCE, 1 << (count - 1).bit_length()))
@@ -253,11 +255,11 @@ class Requested:
     def _read_values(
         self, snapshot: Snapshot, episodes: EpisodeTable, block: Block, known: NDArray[np.bool_] | None
     ) -> None:
-        """Write the episode fields of each item to the block, and to `known` whether the item's episode has values.
+        """Write each item's episode fields to the block; set `known` to True for items whose episode has values.
 
         If the episode has no values, the episode fields are zeros.
         """
-        # `Snapshot.episode_values` does the same segment by segment, which is too slow for every batch.
+        # `Snapshot.episode_values` reads one segment after the other: this is too slow for every batch.
         last = place(snapshot, episodes.first)
         last.own[:] = last.row + episodes.steps
         last.own_stop[:] = snapshot.committed_rows(last.slot, last.lane)
@@ -267,7 +269,7 @@ class Requested:
         if self._values:
             places = last.slot[given], last.lane[given], last.own[given]
             last.own[given] = snapshot.value_rows(*places)
-            # For a pack, `value_rows` may return numbers below 0, and `floor` must not exceed them.
+            # For a pack, `value_rows` may return numbers below 0. `floor` must not be greater than these numbers.
             last.floor[:] = last.own
         last.own_stop[:] = last.own + given
         if known is not None:
@@ -293,8 +295,9 @@ FLAGS = ("terminated", "truncated", "is_first", "mask", "loss_mask")
 class ShownField(NamedTuple):
     """The rule that makes the field `path` of a batch from leaf number `leaf`.
 
-    With `stack` 0 the field is the leaf itself. With a larger `stack`, the leaf has successive frames, and the field
-    has stacks of `stack` frames. The first stack begins with frame number `offset`: 0 for `obs`, and 1 for `next_obs`.
+    With `stack` 0, the field is the leaf itself. If `stack` is above 0, the leaf has successive frames, and the field
+    has a stack of `stack` frames for each step. The first stack begins with frame number `offset`: 0 for `obs`, and 1
+    for `next_obs`.
     """
 
     path: Path
@@ -333,8 +336,8 @@ def window_layout(
 ) -> tuple[list[WindowLeaf], list[ShownField]]:
     """Return the leaves to gather for a batch of windows, and the fields of the batch in their order.
 
-    With `shares_frames`, the observations of a window are gathered as one run of frames. Without `shares_frames`, each
-    step has frames of its own, and `next_obs` is a field on request.
+    With `shares_frames`, the observations of a window are gathered as one array of successive frames. Without
+    `shares_frames`, each step has frames of its own, and `next_obs` is a field on request.
     """
     steps = step_fields(schema, frame_stack)
     _check_start_only(start_only, steps)
@@ -363,7 +366,7 @@ def _no_observations(steps: Mapping[str, Sequence[StepField]]) -> list[StepField
 
 
 def _shown(kinds: Sequence[WindowLeaf], sharing: Sequence[StepField]) -> dict[Path, ShownField]:
-    """Return all fields by path. An observation in `sharing` and its next observation are made from one leaf."""
+    """Return all fields by path. For observations in `sharing`, `next_obs` is made from the leaf of `obs`."""
     shown = {kind.value.path: ShownField(kind.value.path, at, kind.stack) for at, kind in enumerate(kinds)}
     for field in sharing:
         if field.path in shown:

@@ -22,8 +22,8 @@ _NO_LANES: Ints = np.zeros(0, np.int64)
 class Positions:
     """Records, for each lane, up to which id its steps were drawn. Immutable.
 
-    `keys` are the sorted keys of lanes; see `LaneMap`. `after` has the position of each of these lanes: a number such
-    that all smaller ids of the lane were drawn. From a lane whose key is not in `keys`, no id was drawn.
+    `keys` has the sorted keys (see `LaneMap`) of the lanes from which ids were drawn. `after` has the position of each
+    of these lanes: all smaller ids of the lane were drawn.
     """
 
     def __init__(self, keys: Any = (), after: Any = ()) -> None:
@@ -46,7 +46,7 @@ class Positions:
 
 
 class LaneEpisodes(NamedTuple):
-    """Episodes, and the keys (see `LaneMap`) of their lanes; most functions need them sorted by lane, then id."""
+    """Episodes, and the key (see `LaneMap`) of each one's lane. Most functions need them sorted by lane, then id."""
 
     key: Ints
     episodes: EpisodeTable
@@ -67,7 +67,7 @@ class Bootstrap(NamedTuple):
     """The sources of bootstrap values: two fields, and the view's `value_fn` if `calls_value_fn` is True.
 
     `value` names the field with V of each step's observation. `next_value` names the field with V of each step's next
-    observation; None: no field has it.
+    observation; None: there is no such field.
     """
 
     value: str
@@ -76,11 +76,10 @@ class Bootstrap(NamedTuple):
 
 
 def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
-    """Return, for each episode, how many steps rollouts may hold; these are the episode's first steps.
+    """Return, for each episode, how many of its first steps rollouts may hold.
 
-    All steps count, except the last step of a lane in two cases. In the first case, the step's bootstrap value may
-    still arrive. In the second case, the lane ends in a cut, for example because the writer closed, and the store has
-    no bootstrap value for the step.
+    Only the last step of a lane may be left out, in two cases: its bootstrap value may still arrive, or the lane ends
+    in a cut and the store has no bootstrap value for the step. A lane ends in a cut, for example, if its writer closed.
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps
@@ -95,7 +94,7 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
         given: Ints = steps - (still_open | ((end & CUT != 0) & ~has_next))
         return given
     known = (end & (TERMINATED | OBSERVATION_ONLY) != 0) | continued
-    # In the middle of a lane no step is left out: a rollout with a step that has no bootstrap value raises an error.
+    # Other steps of a lane are not left out. If such a step has no bootstrap value, the reader raises an error.
     known |= ((end & TRUNCATED != 0) & (end & CUT == 0)) | ((end & CUT != 0) & has_next)
     if bootstrap.next_value is not None:
         known |= ~still_open
@@ -106,8 +105,8 @@ def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
 class Grid(NamedTuple):
     """Steps to draw next: `ids`, (num_steps, columns), and `keys`, the key of each column's lane (see `LaneMap`).
 
-    `short` has the keys of the lanes that have too few steps and an open writer, and `counts` the number of steps of
-    each of these lanes.
+    `short` has the keys of the lanes with an open writer and too few steps. `counts` has the number of steps of each of
+    these lanes.
     """
 
     ids: Ints
@@ -123,10 +122,10 @@ def unseen_steps(lanes: LaneEpisodes, usable: Ints, positions: Positions, least:
 
 
 def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Positions, least: Ints, num_steps: int) -> Grid:
-    """Return the oldest `num_steps` steps that were not drawn before, of every lane with enough such steps.
+    """Return the oldest `num_steps` undrawn steps of each lane that has enough undrawn steps.
 
-    `usable` is the number of steps of each episode that may be drawn (see `usable_steps`), and `least` the smallest
-    visible id in the episode's lane and segment. `growing` has the keys of the lanes whose writers are open.
+    `usable` has the number of steps of each episode that may be drawn (see `usable_steps`). `least` has the smallest
+    visible id in the lane and segment of each episode. `growing` has the keys of the lanes whose writers are open.
     """
     first, stride, count = unseen_steps(lanes, usable, positions, least)
     begin = np.flatnonzero(np.append(True, lanes.key[1:] != lanes.key[:-1])[: len(lanes.key)])
@@ -146,9 +145,10 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
 
 
 class _SnapshotLanes(NamedTuple):
-    """The lanes of a rank's share in one snapshot, and in `by_lane` their episodes, sorted by lane, then id.
+    """The lanes of a rank's share (see `RolloutCursor`) in one snapshot.
 
-    `lanes` has the keys (see `LaneMap`) of these lanes, and `growing` has the keys of the lanes whose writers are open.
+    `lanes` has the keys (see `LaneMap`) of these lanes. `growing` has the keys of the lanes whose writers are open.
+    `by_lane` has the episodes of the lanes, sorted by lane, then id.
     """
 
     snapshot: Snapshot
@@ -190,11 +190,11 @@ class RolloutCursor(Owned):
 
     def _forget(self) -> None:
         self._current: _SnapshotLanes | None = None
-        self._read = 0  # the number of ended episodes, in `snapshot.log`, that were read so far
+        self._read = 0  # the number of episodes of `snapshot.log` that were read so far
         self._ended = LaneEpisodes(np.zeros(0, np.int64), EpisodeTable.concatenate([]))
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
-        """Draw the next `num_steps` steps of each lane in the share, (num_steps * columns,), row by row.
+        """Draw the next `num_steps` steps of each lane in the rank's share, (num_steps * columns,), row by row.
 
         Each lane is a column. `size` and `rng` are ignored. Raises NotEnoughData, and changes nothing, if a lane of an
         open writer has too few steps, or if no lane has enough steps. Raises RefreshNeeded if a lane seems to have
@@ -216,7 +216,7 @@ class RolloutCursor(Owned):
         return Draw(grid.ids.ravel())
 
     def drawable(self, population: Population) -> Ints:
-        """Return the ids of the share that were not drawn yet, including ids of lanes with too few steps."""
+        """Return the undrawn ids of the rank's share, including ids of lanes with too few steps."""
         lanes = self._follow(population).by_lane
         least = population.followed.least_ids(lanes.episodes.first)
         runs = unseen_steps(lanes, usable_steps(lanes, self._bootstrap), self._planned, least)
@@ -246,7 +246,7 @@ class RolloutCursor(Owned):
         return positions.advanced(keys[known], last[known] + 1)
 
     def state_dict(self) -> dict[str, Ints]:
-        """Return `lanes`, the keys of lanes, and `next_ids`, each lane's smallest id not yet seen; both (lanes,)."""
+        """Return the keys of lanes as `lanes`, and each lane's smallest unseen id as `next_ids`; both are (lanes,)."""
         return {"lanes": self._seen.keys.copy(), "next_ids": self._seen.after.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -266,7 +266,7 @@ class RolloutCursor(Owned):
         return self._current
 
     def _next(self, current: _SnapshotLanes) -> tuple[_SnapshotLanes, Grid]:
-        """Return `current` without the growing lanes of dead writers, and the grid of the next steps to draw."""
+        """Remove dead writers' lanes from `growing`; return the new `current`, and the grid of steps to draw."""
         grid = self._oldest_grid(current)
         if len(grid.short):
             dead = [w for w in np.unique(grid.short >> LANE_BITS).tolist() if is_abandoned(current.snapshot, w)]

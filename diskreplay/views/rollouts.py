@@ -76,8 +76,8 @@ class Rollouts(View):
     Advantages are generalized advantage estimates (Schulman et al. 2016, equation 16) of the stored values; `ret` is
     advantage + value. Sums are in float64 and rounded once. Columns are in the order of (writer, lane). A lane
     continues across its writer's segments. A batch needs `num_steps` new steps of every lane of an open writer. A lane
-    without a step is included once its writer has a step in any lane. If each episode has its own segment, a lane is
-    included only once it has a step. The bootstrap value of a step, V(next), is
+    without a step is included as soon as its writer has a step in another lane, unless each episode has its own
+    segment. The bootstrap value of a step, V(next), is
 
     - 0 if the step terminated, even if it was also truncated;
     - else, for the last step of an episode or of a column, `value_fn` of the next observation, if `value_fn` is given;
@@ -85,9 +85,9 @@ class Rollouts(View):
     - else the stored value of the lane's next step, in the same episode or in its continuation after a length cut.
 
     If the last step of a truncated or cut episode has none of these values, ReplayError is raised. `value_fn` needs the
-    next observation of a step. If the store does not have this observation, the field `next_value` is used, if given.
-    If a lane ends in a cut without a bootstrap value, for example because its writer closed, the lane's last step is
-    left out.
+    next observation of a step. If the store lacks this observation, the step's value of the field `next_value` is used,
+    if there is such a field. If a lane ends in a cut without a bootstrap value, for example because its writer closed,
+    the lane's last step is left out.
 
     The sum over lambda stops at the end of an episode, but not where an episode was cut for its length. `truncated` is
     true at the last step of an episode that was truncated, or was cut and is not continued. It is also true at any
@@ -101,12 +101,13 @@ class Rollouts(View):
     num_steps : int
         Number of steps of each lane in a batch.
     gamma, gae_lambda : float
-        Discount per step, and the lambda of the estimate, 0 to 1.
+        Discount per step, and lambda of the advantage estimate; both are 0 to 1.
     value : str
-        The scalar extra field with V of each step's observation, computed by the collector.
+        The scalar extra field with the value V of each step's observation, computed by the collector.
     value_fn : callable or None
-        A function that returns V of n observations, (n,) or (n, 1). Its argument is a tensor (n, ...), or tensors
-        nested like the observation space. It is called once per batch, without gradients, and only if a step needs it.
+        A function that returns the values V of n observations, (n,) or (n, 1). Its argument is a tensor (n, ...), or
+        tensors nested like the observation space. It is called once per batch, without gradients, and only if a step
+        needs it.
     next_value : str or None
         A scalar extra field with V of each step's next observation.
     frame_stack : int or dict
@@ -114,7 +115,8 @@ class Rollouts(View):
     reward : dict or None
         Weights of the fields whose sum is the reward, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     discount : str or None
-        A scalar extra field with the environment's discount of each step. It multiplies `gamma` step by step.
+        A scalar extra field with the environment's discount of each step. This discount multiplies `gamma` at each
+        step.
 
     Raises
     ------
@@ -198,12 +200,13 @@ class StepRuns:
         width = np.append(snapshot.lanes, 0)[slot]
         first = np.ones(grid.shape, np.bool_)
         np.not_equal(grid[1:] - grid[:-1], width, out=first[1:])
-        # If segments have different numbers of lanes, ids may not show where runs begin: then each step is a run.
+        # If segments have different numbers of lanes, ids may not show where runs begin. In that case, each step
+        # becomes a run.
         if not self._take(grid, first, find):
             self._take(grid, np.ones(grid.shape, np.bool_), find)
 
     def _take(self, grid: Ints, first: Bools, find: Callable[[Ints], Windows]) -> bool:
-        """Set the runs to begin where `first` is True; return False if a run is not successive rows of one lane."""
+        """Begin a run wherever `first` is True; return False if a run is not successive rows of one lane."""
         self.last = np.ones(grid.shape, np.bool_)
         self.last[:-1] = first[1:]
         # The runs are listed column by column, since successive columns are often lanes whose rows are near each other
@@ -278,8 +281,8 @@ class RolloutsReader(Reader):
         every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
         self._requested = Requested(schema, self._place, self._rewards, view.gamma, discount).if_any()
-        # Single rows are copied run by run. A gather plan copies stacks, which need earlier rows, and times, which are
-        # converted.
+        # `StepRuns` copies single rows. A gather plan copies stacks, because they need earlier rows, and times, because
+        # they are converted.
         is_single = [copy.length == 1 and copy.leaf != TIME_SOURCE for copy in self._copies]
         self._rows = [copy for copy, single in zip(self._copies, is_single, strict=True) if single]
         others = [copy for copy, single in zip(self._copies, is_single, strict=True) if not single]
@@ -305,7 +308,7 @@ class RolloutsReader(Reader):
         if len(no_step):
             raise refuse(snapshot, int(ids[no_step[0]]), self._view)
         arrays = self._copied(runs, block)
-        # Inside a run, each step is followed by its successor, unless the step ends an episode, or the next step begins
+        # In a run, the next step is the successor of a step, unless the step ends an episode, or the next step begins
         # an episode.
         by_step, breaks = flags.reshape(grid.shape), runs.last.copy()
         breaks[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0
@@ -382,10 +385,10 @@ class RolloutsReader(Reader):
     ) -> Floats:
         """Return V of each step's next observation; the result for a terminated step is arbitrary.
 
-        `values` are the stored V of all steps, and `next_values` the values of the field `next_value`, if the view
-        names one. `places` are the positions of steps whose next step in the column is perhaps not their successor.
-        `following` has the successors of these steps, and `chained` is True if the successor is the next step in the
-        column.
+        `values` has the stored V of each step. `next_values` has each step's value of the field `next_value`; None: the
+        view names no such field. `places` has the positions of steps whose successor may not be the next step in the
+        column. `following` has the successors of these steps. `chained` is True for a step if its successor is the next
+        step in the column.
         """
         columns = len(ids) // self._view.num_steps
         found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values

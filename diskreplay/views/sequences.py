@@ -48,12 +48,12 @@ class Sequences(View):
 
     With `cross_episodes`, as in Dreamer (Hafner et al. 2023), a window continues in the next episodes of its lane, and
     `is_first` marks the resets inside the window. Windows start at steps 0, stride, 2 stride, ... of each episode, as
-    soon as the lane has `length` steps from there on. All windows are full. Windows also hold the last step of episodes
-    that were truncated without a final observation. Windows continue across a writer's segments and across evicted
-    episodes, but not across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the burn-in steps
-    before the window's first reset. `next_obs` is in a batch only if the sampler's `fields` names it. `next_obs` and
-    `obs` do not share memory. At an episode's end, `next_obs` is the final observation, or zeros if the store does not
-    have it.
+    soon as the lane has all `length` steps of the window. All windows are full. Windows also hold the last step of
+    episodes that were truncated without a final observation. Windows continue across a writer's segments and across
+    evicted episodes, but not across an episode that the sampler's `where` leaves out. `loss_mask` leaves out the
+    burn-in steps before the window's first reset. `next_obs` is in a batch only if the sampler's `fields` names it.
+    `next_obs` and `obs` do not share memory. At an episode's end, `next_obs` is the final observation, or zeros if the
+    store does not have it.
 
     The view is immutable: any thread may use it, and several samplers may share it.
 
@@ -73,9 +73,9 @@ class Sequences(View):
         is padded. False: the window moves back, so that it ends with the episode. "drop": the window is left out. An
         episode shorter than `length` gives one padded window, or no window with "drop".
     frame_stack : int or dict
-        Number of frames in each observation, oldest first, (batch, length, frame_stack, *shape). Stacks are views of
-        frames that are gathered once. Stacks show earlier frames of the episode; before the episode's start, the first
-        frame repeats. Padding is by frame: the first padded stacks still show the episode's last frames. See
+        Number of frames in each observation, oldest first, (batch, length, frame_stack, *shape). Stacks share the
+        memory of their frames. Stacks show earlier frames of the episode; before the episode's start, the first frame
+        repeats. Padding is added frame by frame, so the first padded stacks still show the episode's last frames. See
         `Transitions`.
     start_only : sequence of str
         Extra fields that are read only at a window's first step, (batch, ...), such as a stored recurrent state.
@@ -86,10 +86,10 @@ class Sequences(View):
         Whether windows cross the ends of episodes; see above. If True, no window is partial, and `pad` must not be
         False. ``Sequences(64, stride=1, cross_episodes=True)`` draws uniformly from all windows of 64 steps.
     align : {"start", "end"}
-        The place from which windows are counted: an episode's start or its end. With "end", windows end at the
-        episode's end, and stride, 2 stride, ... steps before it. Open episodes have no windows, since their end is not
-        known. If the earliest window would begin before the episode, this window begins with the episode, or is left
-        out if `pad` is "drop".
+        The place from which windows are counted: an episode's start or its end. With "end", the last window ends with
+        the episode, and the other windows end stride, 2 stride, ... steps earlier. Open episodes have no windows, since
+        their end is not known. If the earliest window would begin before the episode, this window begins with the
+        episode, or is left out if `pad` is "drop".
     gamma : float
         Discount per step of the field `discounted_return_to_go`, 0 to 1; nothing else is discounted.
 
@@ -178,7 +178,7 @@ class Sequences(View):
         """
         step = self.length - (self.overlap or 0) if self.stride is None else self.stride
         if self.cross_episodes:
-            return Starts(step=step)  # this rule applies to the steps that `CrossingStarts` finds
+            return Starts(step=step)  # this rule selects from the steps that `CrossingStarts` finds
         if self.align == "end":
             return Starts(self.length, step, DROPPED if self.pad == "drop" else MOVED_BACK, from_end=True)
         last = DROPPED if self.pad == "drop" else PADDED if self.pad else MOVED_BACK
@@ -257,12 +257,12 @@ class Episodes(View):
 class _StepsReader(Reader):
     """Gathers windows of up to `length` steps. Not thread-safe: it owns scratch memory.
 
-    The observations of an item are one run of frames, (stack - 1 + length + 1, *shape). The run has earlier frames for
-    the first stacks, the frame of each step, and the frame after the last step. `obs` and `next_obs` are views of this
-    run.
+    The observations of an item are one array of frames, (stack - 1 + length + 1, *shape). The array has earlier frames
+    for the first stacks, the frame of each step, and the frame after the last step. `obs` and `next_obs` share the
+    memory of this array.
 
-    Only `check` refuses ids at which no window of the view starts: `fill` does not count the earlier steps of the
-    episode.
+    `check` counts the earlier steps of the episode, and refuses an id at which no window of the view starts. `fill`
+    does not count them, and gathers a window for every step's id.
 
     A derived reader defines `check`, and an `__init__` that sets `leaves` to `_leaves(length)`. If a field needs
     another shape or other values than here, the derived reader overrides `present`.
@@ -324,7 +324,7 @@ class _StepsReader(Reader):
         return [shown.of(tensors[shown.leaf]) for shown in self._shown]
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the steps from each id on; the leaves of the block determine the number of steps."""
+        """Gather a window for each id; the shapes of the block's leaves set the number of steps in a window."""
         length = self._length_of(block.leaves)
         if length != self._length:
             self._length = -1
@@ -374,7 +374,7 @@ class SequencesReader(_StepsReader):
             )
 
     def _from_start(self, snapshot: Snapshot, ids: Ints, windows: Windows, before: Ints) -> NDArray[np.bool_]:
-        """Return, for each id, whether a window starts there; `before` counts the earlier steps in the episode."""
+        """Return a mask of the ids at which windows start; `before` counts the earlier steps in each id's episode."""
         length, step, last = self._view.starts[:3]
         whole = windows.k == length
         # A window may be partial only if the previous window ends before the episode's end.
@@ -386,9 +386,9 @@ class SequencesReader(_StepsReader):
         return good
 
     def _from_end(self, windows: Windows, before: Ints) -> NDArray[np.bool_]:
-        """Return, for each id, whether a window starts there.
+        """Return a mask of the ids at which windows start.
 
-        `windows` reach to the episode's end; `before` is the number of earlier steps in the episode.
+        `windows` reach to the episode's end. `before` has the number of earlier steps in each id's episode.
         """
         length, step, last = self._view.starts[:3]
         rest = (before + windows.k - length) % step

@@ -49,12 +49,12 @@ class Following(NamedTuple):
     truncated: Bools
     successor: Ints
     has_obs: Bools
-    elsewhere: Bools  # whether the next observation is the `obs` of a successor in a continuation
+    elsewhere: Bools  # whether the next observation is the `obs` of the continuation's first step
 
     def observations(self, snapshot: Snapshot, which: Ints) -> Windows:
         """Return one-row windows of the next observations of steps.
 
-        `which` has the positions of the steps; `has_obs` must be True there.
+        `which` has the positions of the steps; `has_obs` must be True for these steps.
         """
         obs = self.steps.select(which)
         obs.row += 1
@@ -126,9 +126,9 @@ class Successors:
     def _continuations(self, snapshot: Snapshot, ids: Ints, after: Ints) -> tuple[Ints, Bools]:
         """Return the id of the first step of each episode's continuation, or NONE if the episode has no continuation.
 
-        `ids` are the last steps of the episodes, and `after` the rows where a continuation in the same segment would
-        begin. Also return whether the episode's lane has a row after the episode, in this or a later segment: an
-        episode with such a row cannot grow.
+        `ids` has the id of each episode's last step. `after` has the row where a continuation in the same segment would
+        begin. Also return whether the lane has a row after the episode, in this or a later segment: in this case, the
+        episode cannot grow.
         """
         self._lanes.update(snapshot)
         lane = self._lanes.places(ids)
@@ -164,7 +164,7 @@ def ids_of(snapshot: Snapshot, slot: Ints, lane: Ints, row: Ints) -> Ints:
 
 Table = TypeVar("Table")
 
-# The large table is not made again for this number of new episodes or fewer.
+# With at most this many new ended episodes, the large table is not made again.
 _FEW = 1024
 
 
@@ -172,8 +172,8 @@ class EpisodeTables(Generic[Table]):
     """Two tables with the episodes of a snapshot; the function `make` makes each table. Not thread-safe.
 
     The large table has most ended episodes. It is made again when the number of ended episodes has grown by an eighth,
-    or when some of its episodes are gone. To make a new large table, `make` gets the previous one. The small table has
-    the other ended episodes and the open episodes, and is made for each snapshot.
+    or when some of its episodes are gone. For a new large table, `make` also gets the previous large table. The small
+    table has the other ended episodes and the open episodes, and is made for each snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:
@@ -184,13 +184,13 @@ class EpisodeTables(Generic[Table]):
         self._count = self._generation = -1
 
     def of(self, snapshot: Snapshot) -> tuple[Table, Table]:
-        """Return both tables of a snapshot; the snapshot may be older than that of the last call."""
+        """Return the large and the small table. `snapshot` may be older than the snapshot of the last call."""
         if snapshot is self._snapshot and self._most is not None and self._rest is not None:
             return self._most, self._rest
         self._snapshot, log = None, snapshot.log
         is_other = snapshot.generation != self._generation or len(log) < self._count
         if self._most is None or is_other or len(log) - self._count > max(_FEW, self._count // 8):
-            self._generation = -1  # so that an interrupted rebuild is repeated
+            self._generation = -1  # if an interrupt ends `make`, the next call makes the table again
             self._most, self._count = self._make(snapshot, log, self._most), len(log)
             self._generation = snapshot.generation
         rest = EpisodeTable.concatenate([log.select(slice(self._count, None)), snapshot.open])

@@ -57,9 +57,9 @@ class Transitions(View):
     n_step : int, (int, int) or None
         Number of steps in the return. The return has fewer steps if the episode ends first. None: all steps to the end
         of the episode (the Monte-Carlo return). With None, only ended episodes are sampled. A pair, such as (1, 5), is
-        the smallest and the largest number: each item draws its number from this range, all numbers with the same
-        probability, and the batch has the drawn numbers as `n_steps`. The largest number decides which steps can be
-        sampled, and `Sampler.gather` uses it for all items.
+        the smallest and the largest number. Each item draws its number of steps from this range, with equal
+        probabilities. The batch has the drawn numbers as `n_steps`. The largest number decides which steps can be
+        sampled, and `Sampler.gather` uses the largest number for all items.
     gamma : float
         Discount per step, 0 to 1.
     frame_stack : int or dict
@@ -70,8 +70,9 @@ class Transitions(View):
     reward : dict or None
         Weights of the fields whose sum is the reward, by name: "reward" and scalar extra fields. None: {"reward": 1.0}.
     next_fields : sequence of str
-        Step fields whose value n steps later is in the batch, too, as next_<name>: ("action",) for SARSA. A window that
-        ends with its episode has no such step: the values are zeros, and `next_mask`, (batch,) bool, is False.
+        Step fields whose value n steps later is also in the batch, as next_<name>: ("action",) for SARSA. If a window
+        ends with its episode, there is no such later step: the values are zeros, and `next_mask`, (batch,) bool, is
+        False.
     relabel : Hindsight or None
         The rule by which goals are replaced by goals that the episode reached. With `relabel`, only ended episodes are
         sampled, since the later goals of an open episode are not known. `Sampler.gather` ignores `relabel` and returns
@@ -239,7 +240,7 @@ def _steps_argument(name: str, value: Any) -> int | tuple[int, int] | None:
 
 
 def _plan(view: Transitions, schema: Schema) -> tuple[dict[Path, Copy], list[Leaf]]:
-    """Return the `Copy` of each leaf that is read from the store, by path; and all leaves of a batch in their order."""
+    """Return {path: `Copy`} for the leaves that are read from the store, and all leaves of a batch in their order."""
     fields = step_fields(schema, view.frame_stack)
     unknown = [name for name in view.next_fields if name not in fields]
     if unknown:
@@ -285,9 +286,9 @@ class DeviceFrameStack(Reader):
 
     Only `pages` is thread-safe.
 
-    The stacks of `obs` and `next_obs` are n steps apart. If n is less than the depth of the stacks, both stacks of an
-    item show only n + depth different frames, not 2 · depth. The different frames of an item are gathered as one run,
-    which is copied to the device. The device makes both stacks from the run.
+    The stacks of `obs` and `next_obs` are n steps apart. If n is less than the depth of the stacks, the two stacks of
+    an item share frames: they show n + depth different frames. Only the different frames are gathered and copied to the
+    device. The device makes both stacks from these frames.
     """
 
     shows_leaves = False
@@ -313,7 +314,7 @@ class DeviceFrameStack(Reader):
         self._rest.plan([Copy(*run) for run in runs])
 
     def _run(self, stack: Leaf) -> tuple[int, ...]:
-        """Return the shape of a run of frames: the frames of one stack, and the frames of the n steps after it."""
+        """Return the shape of the different frames of an item; their number is the depth of a stack plus n."""
         return stack.shape[0] + self._steps, *stack.shape[1:]
 
     def seed(self, entropy: int | None) -> None:
@@ -372,7 +373,7 @@ class _Values(NamedTuple):
 
 
 class NStepExperience(_Values):
-    """An n-step experience: a tuple of obs, action, ret, done and steps, with the attribute `next_obs`.
+    """An n-step experience: a tuple (obs, action, ret, done, steps), with the additional attribute `next_obs`.
 
     Attributes
     ----------
@@ -403,9 +404,9 @@ def nstep_experiences(episode_or_iterable: Any, n_step: int, gamma: float) -> It
     """Return an iterator over the n-step experiences of a stream of steps, in order, one for each step.
 
     ``ret = r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}``, where k is n_step, or less if the episode ends first
-    (Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1). At the end of an episode, its last steps give shorter and
-    shorter windows. If the stream stops without `done`, or the episode is open, steps with an incomplete window are
-    left out. Sums are in float64; `Transitions` rounds the same sums to float32.
+    (Sutton & Barto, Reinforcement Learning, 2nd ed., 7.1). The last steps of an episode give shorter and shorter
+    windows. If the stream stops without `done`, or the episode is open, steps with an incomplete window are left out.
+    Sums are in float64; `Transitions` rounds the same sums to float32.
 
     Parameters
     ----------

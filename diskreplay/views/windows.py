@@ -33,7 +33,7 @@ TO_THE_END = -1
 class Bounds(NamedTuple):
     """Arguments of `find_windows`: windows have `n` steps (or TO_THE_END), and stacks have `stack` frames.
 
-    A window of an open episode must be followed by an observation or, with `whole`, by a step.
+    In an open episode, an observation must follow each window. With `whole`, a step must follow.
     """
 
     n: int
@@ -42,12 +42,11 @@ class Bounds(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """The rows of a leaf to copy for each window: `length` successive rows of the window's lane.
+    """Tells which rows of a leaf to copy for each window: `length` successive rows of the window's lane.
 
-    `begin` and `stop` are numbers of lines of `Windows.table`, such as `gathering.ROW`. A line has, for each window,
-    the number of a row in the window's lane. The first copied row is `offset` rows after the row at `begin`. The row at
-    `stop`, and all rows after it, are copied as zeros. `target` is the position in `Block.arrays` of the array that
-    receives the rows.
+    `begin` and `stop` are indices of lines of `Windows.table`, such as `gathering.ROW`. A line has a row number for
+    each window. The first copied row is `offset` rows after the row in the line `begin`. The row in the line `stop` and
+    all later rows are copied as zeros. `target` is the position in `Block.arrays` of the array that receives the rows.
     """
 
     leaf: str
@@ -122,8 +121,8 @@ class Windows:
     def find_steps(self, snapshot: Snapshot, ids: Ints) -> int:
         """Find the one-row window of each id; return the position in `ids` of the first id that is no step's id, or -1.
 
-        `ends` gets the flags of the row, and `own_stop` the number of rows of the lane. `behind` gets the flags of the
-        next row, or 0 if the lane has no next row.
+        Sets `ends` to the flags of the row, and `own_stop` to the number of rows of the lane. Sets `behind` to the
+        flags of the next row, or to 0 if the lane has no next row.
         """
         return self.find(snapshot, ids, 0, 1, False)
 
@@ -218,8 +217,8 @@ def wide_pages(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy]) -> 
     """Map into memory the rows of wide leaves that `copies` read, and return the memory pages of these rows.
 
     A leaf is wide if its rows have at least `WIDE_ROW` bytes. Narrow leaves are left out: the system reads ahead around
-    each page fault, so that all their pages are soon in memory. Decompressed chunks are always in memory, and are left
-    out, too.
+    each page fault, so that all pages of such a leaf are soon in memory. Decompressed chunks are always in memory, and
+    are left out, too.
     """
     wide = [copy for copy in copies if snapshot.leaf(copy.leaf).wide]
     if not wide:
@@ -243,7 +242,7 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
     Rows in several chunks have a range in each chunk. The caller holds `snapshot.tables.lock`.
     """
     table = snapshot.leaf(leaf)
-    # A reference to `holder` keeps the chunks of this leaf mapped, and no chunks of other leaves.
+    # `holder` keeps only the chunks of this leaf mapped.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last

@@ -88,7 +88,7 @@ class _Backup:
     def run(self) -> None:
         self._store_files.copy_ahead()
         for number in current_numbers(self._root):
-            with suppress(SegmentVanished, *DAMAGE):  # a segment with such an error is read again under the lock
+            with suppress(SegmentVanished, *DAMAGE):  # a damaged or vanished segment is read again under the lock
                 if (info := read_segment(self._root, number)).sealed:
                     self._copy_sealed(info)
         for retries in reversed(range(_MOMENTS)):
@@ -126,7 +126,7 @@ class _Backup:
     # --- the moment --------------------------------------------------------------------------------------------------
 
     def _read_moment(self) -> _Moment:
-        """Copy the files outside the segments, and return the moment; the caller holds the store lock."""
+        """Copy the files outside the segments, and list the segments to copy; the caller holds the store lock."""
         # These files are copied before the segments are read, so that no saved state or limiter counts a step that the
         # copy lacks.
         self._store_files.copy()
@@ -239,8 +239,8 @@ def unfinished(root: Root, to: Path) -> Iterator[Path]:
 
     The folder may hold files of an earlier, interrupted call. At the end of the `with` block, the folder is renamed to
     ``to``; if the block raises, the folder stays. Raises StoreExists if ``to`` exists or the hidden folder is not a
-    backup of this store, and StoreLocked if another process makes a backup there. Raises StorageFull if the disk is
-    full, and ValueError if ``to`` is inside the store.
+    backup of this store, and StoreLocked if another process makes a backup in the hidden folder. Raises StorageFull if
+    the disk is full, and ValueError if ``to`` is inside the store.
     """
     folder = unfinished_path(to)
     _check(root, to, folder)

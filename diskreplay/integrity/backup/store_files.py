@@ -90,7 +90,7 @@ class StoreFiles:
 
 
 def write_root_document(root: Root, folder: Path) -> None:
-    """Copy the store's zarr.json, which has the uuid of the store, into a backup durably."""
+    """Copy the store's zarr.json into a backup durably."""
     path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
     if not path.exists() or read_document(path) != data:
         write_atomic(path, data, synced=True)
@@ -104,8 +104,8 @@ def _is_segment(folder: Path) -> bool:
 def _is_made_anew(path: str) -> bool:
     """Whether the backup leaves out a file.
 
-    The backup makes its own counters and lock. Hidden temporary files are not copied, nor is a file or link in the
-    place of a segment.
+    The backup makes its own counters and lock. Hidden temporary files are not copied. A file or a link in the place of
+    a segment is not copied.
     """
     folder, _, name = path.rpartition("/")
     if (folder == layout.COUNTERS and name in ("c.0", layout.LOCK)) or _is_segment(Path(path)):

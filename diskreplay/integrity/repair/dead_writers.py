@@ -55,12 +55,12 @@ class DeadWriters:
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def seal(self) -> None:
-        """Seal segments of dead writers, and delete their temporary files; the caller must not hold the store lock."""
+        """Seal dead writers' segments, and delete dead writers' files; the caller must not hold the store lock."""
         unsealed = [info for info in self._unsealed() if self._foreign or may_seal(info)]
         leftovers, lost = self._dead_leftovers(), self._never_written()
         fates = {info.number: fate_of(info) for info in unsealed}
         proofs = {info.number: prove(info) for info in unsealed}
-        # A segment may be gone by now, because another process may have sealed and evicted it.
+        # Another process may have sealed and evicted a segment meanwhile.
         unsealed = [info for info in unsealed if info.path.is_dir()]
         if not self._dry_run:
             self._seal(unsealed)
@@ -136,8 +136,7 @@ class DeadWriters:
     def _note_fate(self, info: SegmentInfo, fate: Fate, proof: Proof | None) -> None:
         """Add an action that tells what became of a dead writer's segment.
 
-        ``proof`` is not None if the segment is a copy, and the checksums in ``durable/blocks`` prove more of its steps
-        than its marks do.
+        ``proof`` is given for a copied segment if checksums of blocks prove more of its steps than its marks do.
         """
         now = info if self._dry_run else self._remedies.read(info.number)
         where, note = layout.segment_folder(info.number), self._remedies.note
@@ -192,11 +191,11 @@ def _count_sealed(retention: Retention) -> None:
 
 
 def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
-    """Make the unproven steps of each segment count, up to the first incomplete row of each lane; yield the actions.
+    """Count unproven steps as proven, up to the first incomplete row of each lane; yield the actions.
 
     A row is incomplete if its flags cannot follow those of the previous row, or if its time is earlier than the time of
-    the previous row. Nothing proves the bytes of the other unproven rows, but this call makes these rows count.
-    Segments of living writers are left alone.
+    the previous row. Nothing proves that the bytes of a salvaged row are right. Segments of living writers are left
+    alone.
     """
     for number in live_numbers(root, root.counters().read()):
         try:

@@ -45,7 +45,7 @@ class Action:
 
 @dataclass
 class Repaired:
-    """The actions of a repair, and the remaining problems and the quarantine after the repair."""
+    """The actions of a repair, the problems that remain, and the segments in quarantine."""
 
     actions: list[Action] = field(default_factory=list)
     left: list[Problem] = field(default_factory=list)
@@ -71,7 +71,7 @@ def without(problems: list[Problem], kind: str) -> list[Problem]:
 class Remedies:
     """Restores files of a store or moves them to quarantine; a dry run only lists the actions.
 
-    Not thread-safe. ``plan`` has the layout of the segments; it is set when the store's zarr.json was found undamaged.
+    Not thread-safe. ``plan`` has the layout of the segments. It is set after the store's zarr.json was found undamaged.
     """
 
     plan: Plan
@@ -87,7 +87,7 @@ class Remedies:
 
     @property
     def files(self) -> Files:
-        """A new `Files` of the store; problems that a check adds to it are not reported."""
+        """A new `Files` of the store; its problems are not reported."""
         return Files(str(self.root))
 
     @cached_property

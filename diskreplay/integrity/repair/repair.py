@@ -39,9 +39,9 @@ def repair(
 
     `Store.repair` describes the arguments. A damaged small file is written again if its content can be computed from
     other files. A sealed segment with damaged rows is rebuilt from its undamaged episodes, with the same ids, and the
-    damaged segment goes into quarantine. These go into quarantine, too: a segment without an undamaged episode, a
-    segment that cannot be read, and a file that does not belong in a store. Segments of dead writers are sealed, and
-    segments of living writers are left alone. Readers see the repaired segments with their next refresh.
+    damaged segment goes into quarantine. A segment also goes into quarantine if it cannot be read, or has no undamaged
+    episode. So does a file that does not belong in a store. Segments of dead writers are sealed, and segments of living
+    writers are left alone. Readers see the repaired segments with their next refresh.
 
     Other processes may use the store meanwhile, and its folder may be moved within its file system. ``progress`` is
     called with the number of bytes read so far, and the number of bytes of all segments. Raises the errors of
@@ -87,7 +87,7 @@ class _Repair:
             return Repaired(self._remedies.actions, problems)
         with self._remedies.store_lock():
             self._repair_damage(problems)
-        # After a dry run, the store is still damaged, and the search for dead writers may be unable to read it.
+        # In a dry run, the store is still damaged here, and the search for dead writers may fail to read it.
         with suppress(FormatError) if self._dry_run else nullcontext():
             DeadWriters(self._remedies, self._foreign).seal()
             if self._salvage:
@@ -187,7 +187,7 @@ class _Repair:
             self._remedies.restore(problem.where, data, problem.detail)
         elif parts[0] == layout.SAMPLERS and len(parts) > 2 and problem.kind != "unexpected":
             state = self._root / "/".join(parts[:2])
-            if os.path.lexists(state):  # False if the repair of another file has moved the state
+            if os.path.lexists(state):  # the repair of another file may have moved the state
                 self._remedies.set_aside("/".join(parts[:2]), f"{'/'.join(parts[2:])} {problem.detail}")
         elif problem.where.startswith(f"{layout.NOTES}/") or (
             problem.kind in ("unexpected", "type") and problem.where not in _ELSEWHERE

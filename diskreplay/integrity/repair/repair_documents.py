@@ -39,8 +39,8 @@ _MOST_ADDED = {
 def known_document(plan: Plan, where: str, evictions: int, root: Path | None = None) -> bytes | None:
     """Return the right content of a file outside the segments; None: the content is unknown.
 
-    The content of the zarr.json of each group and array is known. The copy of the store's zarr.json is known if
-    ``root``, the folder of the store, is given. ``evictions`` is the number of evictions by hand.
+    The content of a zarr.json of a group or array is known. If the store's folder ``root`` is given, the content of the
+    copy of the store's zarr.json is known, too. ``evictions`` is the number of evictions by hand.
     """
     known = {f"{name}/{layout.METADATA}": data for name, data in store_documents(plan).items()}
     known[f"{layout.EVICTIONS}/{layout.METADATA}"] = eviction_document(plan, evictions)
@@ -147,8 +147,8 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | 
 
     If a counter and its complement disagree, one of the two is right: either a writer died between the two updates, or
     a bit flipped. The files of the store show which of the two is right; if they do not, the value that keeps more
-    steps is used. The caller holds the store lock. ``aside`` lists the numbers of segments in quarantine, which are not
-    used again.
+    steps is used. The caller holds the store lock. ``aside`` lists the numbers of segments in quarantine: a new segment
+    must not get such a number.
     """
     path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
     words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")

@@ -111,7 +111,7 @@ def find_losses(
 
     A segment cannot be rebuilt if no step would remain, if its row counters are damaged, or if a table of a pack is
     damaged. ``evicted`` has the episodes evicted by hand: {segment number: [(position of the first step, number of
-    steps)]}. ``is_table_damaged``: the table of episodes is damaged, which loses no step.
+    steps)]}. ``is_table_damaged`` is True if the table of episodes is damaged. Such damage loses no step.
     """
     counter = known_in_segment(info, f"{layout.COMMITTED}/c.0")
     if counter is None:
@@ -210,7 +210,7 @@ class SegmentRepair:
                 is_done = self._undo_pack(info, where, of_rows) or self._rebuild(info, where, of_rows)
                 return [] if is_done else problems
             if not self._dry_run:
-                note_change(self._root)  # readers that left out the damaged segment read it again
+                note_change(self._root)  # readers that left out the damaged segment read the repaired one
             problems = [] if self._dry_run else self._remedies.verify_segment(number)
         return problems
 
@@ -255,7 +255,7 @@ class SegmentRepair:
             if info is not None and problem.where in folders and problem.kind == "missing":
                 continue  # each file of a missing folder has its own problem
             known = None if info is None else known_in_segment(info, name)
-            is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # a lock may be missing: taking it creates the file
+            is_lock = name == f"{layout.COMMITTED}/{layout.LOCK}"  # a lock may be missing: its first use makes it
             if known is None and (name == problem.where or not (problem.kind == "unexpected" or is_lock)):
                 return None
             parent = (self._root / problem.where).parent
@@ -309,14 +309,14 @@ class SegmentRepair:
         return now is not None
 
     def _keep_hidden(self) -> None:
-        """Keep hidden steps hidden, although the store has fewer steps now, and its capacity would hide fewer."""
+        """Keep hidden steps hidden: with the lost steps gone, the store's capacity would hide fewer steps."""
         store = self._remedies.store
         if store.limits.capacity is None:
             return
         counters = store.counters(writable=True)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DamagedSegmentWarning)  # this repair handles the damage
+                warnings.simplefilter("ignore", DamagedSegmentWarning)
                 follower = Follower(store, counters)
         except (FormatError, OSError):
             return  # the hidden steps are unknown

@@ -42,13 +42,13 @@ class Attributes:
     steps: int
     checksums: dict[str, int]
     lost: tuple[tuple[int, int], ...]  # rows lost to damage: (row * lanes + lane of the first row, number)
-    lost_values: tuple[int, ...]  # for each range of `lost`, the number of values of episode fields
+    lost_values: tuple[int, ...]  # the number of lost values of episode fields in each range of `lost`
     steps_lost: int
     writer: int
     values: tuple[int, ...] = ()  # each lane's number of values of episode fields; empty if not sealed
     times: tuple[int, int] | None = None
     episodes: int | None = None  # the number of lines of the table of episodes; None: there is no table
-    claimed: tuple[int, ...] = ()  # the number of rows of each lane, unproven ones included; empty if all are proven
+    claimed: tuple[int, ...] = ()  # each lane's number of rows, with unproven rows; empty if all rows are proven
     unproven_steps: int = 0
     was_sealed: bool = False  # the segment was copied while being sealed: marks or block checksums must prove its rows
     packed: tuple[int, int] | None = None  # the numbers of lines of a pack's two tables; None: not a pack
@@ -59,9 +59,9 @@ class Attributes:
 class Segment:
     """A segment on disk: its folder, its attributes, and for each lane the number of rows that count as data.
 
-    ``values`` is the number of rows of each lane in arrays of episode fields. ``kept_values`` is the largest of these
-    numbers if unproven rows are included, or 0 if all rows are proven. ``tables`` has the two tables of a pack, if they
-    are undamaged.
+    ``values`` has each lane's number of rows in arrays of episode fields. ``kept_values`` is the largest such number if
+    unproven rows are included; it is 0 if all rows are proven. ``tables`` has the two tables of a pack, if they are
+    undamaged.
     """
 
     files: Files
@@ -132,8 +132,8 @@ class Segment:
     def count_values(self, upto: Ints, before: Ints | None = None) -> Ints:
         """Return, for each lane, how many rows from ``before[lane]`` to ``upto[lane]`` have values of episode fields.
 
-        The rows are counted by their flags, and values that were lost to damage are added. Flags that cannot be read
-        count as 0. If ``before`` is None, rows are counted from the first row on.
+        The flags of a row tell whether the row has values. Lost values are added. Flags that cannot be read count as 0.
+        If ``before`` is None, the rows of each lane count from row 0 on.
         """
         before = np.zeros_like(upto) if before is None else before
         found = np.zeros(self.lanes, np.int64)

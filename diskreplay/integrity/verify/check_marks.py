@@ -19,7 +19,7 @@ _INVERTED = 0xFFFFFFFF
 def proven_rows(segment: Segment) -> Ints:
     """Return the number of each lane's rows that marks prove.
 
-    A mark counts if it and all marks before it match the rows.
+    A mark counts if this mark and all earlier marks match the rows.
     """
     proven, values = np.zeros((2, segment.lanes), np.int64)
     for sums, upto in _marks(segment):
@@ -31,7 +31,7 @@ def proven_rows(segment: Segment) -> Ints:
 
 
 def _marks(segment: Segment) -> list[tuple[list[int], Ints]]:
-    """Return the two checksums (see `_new_bytes`) and the rows per lane of each mark before the first invalid mark."""
+    """Return two checksums (see `_new_bytes`) and the rows per lane for each mark before the first invalid mark."""
     where = segment.inside(layout.MARKS)
     if not os.path.lexists(segment.files.path(where)):
         return []
@@ -91,7 +91,7 @@ def count_unproven(segment: Segment, proven: Ints) -> int:
 def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
     """Count a lane's steps from row ``first`` on.
 
-    All steps before row ``claimed`` count, and also later steps before the last row whose flags are not 0.
+    Rows before row ``claimed`` count. Later rows count up to the last row whose flags are not 0.
     """
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:

@@ -261,7 +261,7 @@ _PATIENCE_S = 5.0
 
 
 def verify_states(root: str, store: str) -> list[Problem]:
-    """Return the problems of the current saved states; older states, left by dead processes, are not checked."""
+    """Return the problems of the current saved states; older states that dead processes left are not checked."""
     names = Files(root)
     problems = []
     for name, kind in sorted((names.listing(layout.SAMPLERS) or {}).items()):
@@ -274,7 +274,7 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
     """Return the problems of the current saved state in the folder ``where``, except problems of a save in progress.
 
     A problem counts only if two checks find it in the same state, and no other state was saved during either check. If
-    new states are saved faster than a check ends, no problem is returned, because no problem can be confirmed.
+    new states are saved faster than a check ends, no problem is returned.
     """
     before = ""
     until = time.monotonic() + _PATIENCE_S
@@ -363,7 +363,7 @@ def _check_array(files: Files, folder: str, crc: int) -> None:
 def _is_shape(shape: object, item_bytes: int) -> TypeGuard[list[int]]:
     """Whether NumPy can have an array of this shape.
 
-    NumPy limits the array's size in bytes. In this size, an axis of length 0 counts as 1.
+    NumPy limits the size of an array in bytes. For this limit, an axis of length 0 counts as 1.
     """
     if not isinstance(shape, list) or len(shape) > _MOST_AXES or not all(is_whole(n, 0, _MOST_BYTES) for n in shape):
         return False

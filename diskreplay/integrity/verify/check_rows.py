@@ -78,7 +78,7 @@ def check_priorities(segment: Segment) -> None:
 
 
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
-    """Return, for each of the rows ``[first, first + count)`` of a pack, whether the row before is of the same lane."""
+    """Return, for each of the rows ``[first, first + count)`` of a pack, whether the previous row is in its lane."""
     if segment.tables is None:
         return np.zeros(count, np.bool_)  # the lanes are unknown without the tables
     starts = segment.tables.first_rows - first
@@ -94,8 +94,9 @@ def blocks(segment: Segment, path: str, before: int) -> Iterator[Block]:
     """Yield an array in parts of bounded size; parts of the same lanes come in the order of rows.
 
     A part is (lane, row, last, values, counted). ``values`` has the shape (lanes, width) and begins at lane ``lane``
-    and row ``row``. In lane ``lane + i``, ``last[i]`` is the value before this part, or ``before`` if there is none.
-    Only the first ``counted[i]`` values of this lane are data; the values after them lie behind the lane's last row.
+    and row ``row``. ``last[i]`` is the value before this part in lane ``lane + i``, or ``before`` if the lane has no
+    such value. Only the first ``counted[i]`` values of lane ``lane + i`` are data; the other values lie behind the
+    lane's last row.
     """
     per_chunk, longest = segment.chunk_rows[path], segment.longest
     dtype = np.dtype(segment.plan.arrays[path].dtype)
@@ -173,7 +174,7 @@ _OF_ANY_ROW = _ENDED | OBSERVATION_ONLY | EPISODE_VALUES | DISCARDED
 
 
 class _Episodes(NamedTuple):
-    """The episodes of a segment, derived from its rows; ``keys`` orders them by lane and row."""
+    """The episodes of a segment, derived from its rows and sorted by ``keys``: by lane, then row."""
 
     keys: NDArray[np.int64]
     lane: NDArray[np.int64]
@@ -185,8 +186,8 @@ class _Episodes(NamedTuple):
 def check_episodes(segment: Segment, *, deep: bool) -> None:
     """Compare the table of episodes of a sealed segment, if there is one, with the rows.
 
-    This must be the last check, because it does not use arrays of which a problem was reported. ``deep``: also compare
-    the sums of rewards.
+    Arrays with a reported problem are not compared, so this must be the last check. ``deep``: also compare the sums of
+    rewards.
     """
     if segment.attributes.episodes is None or not _are_sound(segment, layout.DONE):
         return

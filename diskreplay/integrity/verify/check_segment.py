@@ -51,8 +51,7 @@ def verify_segment(
 ) -> tuple[list[Problem], bool]:
     """Return the problems of a segment, and whether it is sealed; an evicted segment has no problems.
 
-    ``where`` is the segment's folder; if empty, the usual folder of segment ``number``. ``on_read`` is passed to
-    `Files`.
+    ``where`` is the segment's folder; "" means the usual folder of segment ``number``.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
@@ -174,7 +173,7 @@ def check_folders(segment: Segment) -> dict[str, set[int]]:
     for path in ("", *segment.plan.folders):
         above = path.rsplit("/", 1)[0] if "/" in path else ""
         if above in bad:
-            bad.add(path)  # the problem of the folder above was reported
+            bad.add(path)  # the problem of the parent folder was reported
             continue
         where = segment.inside(path) if path else segment.where
         names = segment.files.listing(where)
@@ -215,7 +214,7 @@ def _known_names(segment: Segment, path: str, names: dict[str, str]) -> set[str]
     known |= {layout.LOCK} if counter else set()
     if path == layout.DURABLE:
         known |= {name for name in _names_beside_durable(segment) if names.get(name) in ("file", "folder")}
-    if not (counter or table or column):  # another tool may have put a group or an array there
+    if not (counter or table or column):  # another tool may have put a group or an array into this folder
         folders = [name for name, kind in names.items() if kind == "folder" and name not in known]
         known |= {name for name in folders if _is_node(segment.files, f"{base}/{name}")}
     return known
@@ -266,7 +265,7 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check that exactly the chunks with rows exist in the right size; return the paths of arrays without problems."""
+    """Check which chunks exist, and their sizes; return the paths of the arrays without problems."""
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)

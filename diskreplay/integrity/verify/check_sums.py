@@ -42,7 +42,7 @@ class Blocks:
             count = -(-nbytes // length)
             values = np.frombuffer(data[at : at + 4 * count], np.uint8)
             at += 4 * count
-            # A stored value is the exclusive-or of the checksum of a block and the checksum of as many zeros.
+            # A stored value is the exclusive-or of two checksums: of the block, and of zeros of the block's length.
             if len(values) == 4 * count:
                 zeros = np.full(count, after_zeros(0, length), np.uint32)
                 zeros[-1] = after_zeros(0, nbytes - (count - 1) * length)
@@ -86,7 +86,7 @@ class Blocks:
             return ""
         array, per_chunk, nbytes = segment.plan.arrays[path], segment.chunk_rows[path], segment.chunk_bytes(path)
         length, first = self._length(path), (array.chunk_number(file) or 0) * per_chunk
-        bad: list[tuple[int, int]] = []  # ranges of rows; the numbers of rows continue from lane to lane
+        bad: list[tuple[int, int]] = []  # ranges of rows, counted through all lanes of the file
         for i, value in enumerate(sums.tolist()):
             count = min(length, nbytes - i * length)
             if crc32c(_read(fd, count, i * length)) != value:
@@ -155,7 +155,7 @@ def _wanted_sums(segment: Segment, present: dict[str, set[int]]) -> set[str]:
 
 
 def _check_copy(segment: Segment) -> None:
-    """Check the copy of the segment's zarr.json, which repair uses if the zarr.json is damaged."""
+    """Check the copy of the segment's zarr.json. Repair uses this copy if the zarr.json is damaged."""
     document = segment.files.read(segment.inside(layout.METADATA), MAX_DOCUMENT_BYTES)
     where, detail = segment.inside(layout.DOCUMENT_COPY), "is not a copy of the segment's zarr.json"
     check_content(segment.files, where, document, "checksum", detail)

@@ -28,7 +28,7 @@ _SELF = re.compile(rb'(?<="diskreplay_crc32c":")[0-9a-f]{8}(?=")')
 
 @dataclass(frozen=True)
 class Array:
-    """The shape of one row of one lane of an array, and its dtype."""
+    """The dtype of an array, and the shape of one row in one lane."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -46,7 +46,7 @@ class Array:
 
 
 class Compressed(NamedTuple):
-    """How a pack's array is compressed: rows of an inner chunk, level of zstd, bytes of the file."""
+    """How a pack's array is compressed: an inner chunk has ``rows`` rows, and the file has ``nbytes`` bytes."""
 
     rows: int
     level: int
@@ -87,7 +87,7 @@ class Plan:
         compressed: Mapping[str, "Compressed"] = MappingProxyType({}),
         episodes: int | None = None,
     ) -> "Plan":
-        """Return the layout of a segment with these attributes, which tell whether it has priorities and tables."""
+        """Return the layout of a segment with these attributes."""
         arrays, groups, templates, tables = self.arrays, self.groups, self.templates, self.tables
         columns = self.columns
         if episodes is not None:

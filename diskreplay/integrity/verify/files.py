@@ -69,7 +69,7 @@ class Files:
     """Reads files below a folder and collects their problems.
 
     Not thread-safe. A method that returns None has reported a problem. Names are relative to the folder; the caller
-    checks that they have no part such as ``".."``. ``on_read`` is called with the disk usage, in bytes, of each file
+    checks that a name has no part such as ``".."``. ``on_read`` is called with the disk usage, in bytes, of each file
     whose checksum was checked.
     """
 
@@ -81,7 +81,7 @@ class Files:
         self.problems.append(Problem(kind, where, detail))
 
     def quiet(self) -> "Files":
-        """Return a reader of the same folder that collects its problems separately."""
+        """Return a new `Files` of the same folder, with a separate list of problems."""
         return Files(self.root)
 
     def path(self, where: str) -> str:
@@ -238,7 +238,7 @@ def after_zeros(crc: int, count: int) -> int:
 
 
 def joined(sums: NDArray[np.uint32], length: int, last: int) -> int:
-    """Return the CRC-32C of data; ``sums``, ``(parts,)`` uint32, has the CRC-32C of each of its parts.
+    """Return the CRC-32C of data that has several parts; ``sums``, ``(parts,)`` uint32, has each part's CRC-32C.
 
     There is at least one part. All parts have ``length`` bytes, except the last part, which has ``last`` bytes. Without
     the inversions of the register, a CRC is linear: crc(a + b) is the exclusive-or of crc(b) and crc(a) shifted by the

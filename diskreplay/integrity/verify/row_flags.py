@@ -38,8 +38,8 @@ def may_follow(before: int, flags: int) -> bool:
     if before == START or before & NO_STEP:
         return False
     if before & _ENDED:
-        # Only the final observation may follow the last step. The row of this observation then has the episode's
-        # values.
+        # Only the final observation may follow the last step, and only if the row of the last step has no values of the
+        # episode.
         return flags & ~EPISODE_VALUES == OBSERVATION_ONLY and not before & EPISODE_VALUES
     return not flags & NO_STEP or bool(flags & (TRUNCATED | DISCARDED))
 

@@ -93,8 +93,8 @@ def _problems(root: str, deep: bool, progress: Progress | None) -> list[Problem]
 def _can_be_given(files: Files, number: int) -> bool:
     """Read the counter again, and return whether a new segment could still get the number ``number``.
 
-    A process that makes a segment places its folder first, then increases the counter. The segment may even be sealed
-    between the first reading of the counter and the verification of the segment.
+    A process that makes a segment places its folder first, then increases the counter. The counter may have been read
+    before the segment was made, even if the segment is sealed by now.
     """
     words = read_words(files.quiet())
     return words is None or words.next_segment <= number
@@ -114,7 +114,7 @@ class _Meter:
         self._tell()
 
     def add(self, nbytes: int) -> None:
-        """Count bytes read in the current segment, at most the segment's size: a file may be read twice."""
+        """Add bytes read in the current segment, up to the segment's size: a file may be read twice."""
         self._inside = min(self._inside + nbytes, self._size)
         self._tell()
 
@@ -180,7 +180,7 @@ def read_packs(files: Files, plan: Plan, numbers: Sequence[int]) -> dict[int, Ta
 
 
 def _is_just_made(number: int, packs: Mapping[int, Tables], there: Sequence[int]) -> bool:
-    """Whether a pack was just made: the segments merged into it, or older packs with these segments, all still exist.
+    """Whether a pack was just made: all its merged segments still exist, as segments or in older packs.
 
     The pack's number is beyond the store's counter of segments. The process that made the pack is about to increase the
     counter, or died before that. Until the counter is increased, readers use the segments that were merged into the
@@ -202,7 +202,7 @@ _PARTS, _ENOUGH_PARTS = {layout.DONE, *layout.LANE_COUNTERS}, 3
 
 
 def check_quarantine(files: Files, next_segment: int | None) -> None:
-    """Report each segment in quarantine that has steps, or whose number a new segment could get."""
+    """Report each segment in quarantine that has steps, or has a number that a new segment could get."""
     if not os.path.lexists(files.path(_FOLDER)):
         return
     scratch = files.quiet()  # damage inside the quarantine is not reported
