@@ -215,9 +215,9 @@ class LaneWalk:
     def _read(self, snapshot: Snapshot, at: Windows) -> tuple[Ints, Bytes, Bools, Bools]:
         """Read the flags of `_width` successive rows for each window, beginning with the window's `row`.
 
-        Returns four arrays (windows, rows): the numbers of the rows, their flags, whether each row exists, and whether
-        each row is a step. The last row never counts as a step, because the next row's flags are needed to tell whether
-        a step ends its episode.
+        Returns four arrays, (windows, rows): the number of each row, its flags, whether it exists, and whether it has a
+        step. The last row never counts as a step, because the next row's flags are needed to tell whether a step ends
+        its episode.
         """
         seen, further = self._flags.rows(snapshot, at)[0], np.arange(self._width)
         row = at.row[:, None] + further

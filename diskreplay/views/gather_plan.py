@@ -101,8 +101,7 @@ class EarlierParts:
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
         """Return the lane's place (see `LaneMap`) in the previous segment that has rows of the lane, or -1.
 
-        The result is also -1 if a segment between that segment and `slot` is gone: the gone segment may have had rows
-        of the lane.
+        The result is also -1 if a newer segment before `slot` is gone: the gone segment may have had rows of the lane.
         """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
@@ -184,7 +183,7 @@ class GatherPlan:
         if held is not self._held():
             held = self._bind_tables(snapshot)
         # Nearly always all rows are mapped, so they are not checked before the call. If a row is not mapped, the kernel
-        # returns the item that it could not copy.
+        # returns the number of the item that it could not copy.
         for attempt in range(ATTEMPTS):
             if threads is None or block.nbytes < threads.least:
                 bad = self._kernel(ids, block.addresses, snapshot.record, self._record, 0, self.windows.size)

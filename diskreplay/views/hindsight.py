@@ -179,7 +179,7 @@ class ReturnsReader(Reader):
 
 
 class HindsightReader(Reader):
-    """Gathers transitions through another reader, `plain`, and relabels them. Not thread-safe.
+    """Gathers transitions with the reader `plain`, and relabels them. Not thread-safe.
 
     `fill` relabels only after a call of `seed`. The same seed, snapshot and ids give the same batch.
     """

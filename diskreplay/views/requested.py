@@ -80,10 +80,10 @@ class _ByTime(NamedTuple):
 class Ages:
     """Counts the steps that are newer than given steps. Not thread-safe: it keeps sorted tables.
 
-    Steps are ordered by their times of publication, and steps of the same time by their ids. The steps of an episode
-    are in this order. Compared with a given step, all steps of an episode that began later are newer, and all steps of
-    an episode that ended earlier are older. At most one episode per lane has both newer and older steps: a binary
-    search of the times finds where the newer steps begin.
+    Steps are ordered by time of publication, then by id. The steps of an episode are in this order. If an episode began
+    after a given step, all its steps are newer. If an episode ended before the given step, all its steps are older. At
+    most one episode per lane has both newer and older steps: a binary search of the times finds where the newer steps
+    begin.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Ages:
         self._tables = EpisodeTables(self._by_time)
 
     def of(self, snapshot: Snapshot, ids: Ints) -> Ints:
-        """Return the number of steps of the snapshot that are newer than each given step."""
+        """Return, for each id, how many steps of the snapshot are newer than the id's step."""
         times, found = self._times_of(snapshot, ids), np.zeros(len(ids), np.int64)
         for table in self._tables.of(snapshot):
             stop = np.searchsorted(table.begin, times, "right")
@@ -317,7 +317,7 @@ class ShownField(NamedTuple):
 
 class WindowLeaf(NamedTuple):
     value: Leaf  # The path, dtype and shape of one value.
-    source: str | None = None  # The store's leaf that has the values; None: they are not copied from the store.
+    source: str | None = None  # The leaf of the store from which values are copied; None: no leaf.
     each_step: bool = True  # Whether each step has a value; False: each item has one value.
     stack: int = 0  # The depth of the stacks if successive steps share frames, else 0.
     frames: int = 1  # The number of frames in one value.

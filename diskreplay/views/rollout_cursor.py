@@ -46,7 +46,7 @@ class Positions:
 
 
 class LaneEpisodes(NamedTuple):
-    """Episodes, and the key (see `LaneMap`) of each one's lane. Most functions need them sorted by lane, then id."""
+    """Episodes, each with the key (see `LaneMap`) of its lane. Most functions need them sorted by lane, then id."""
 
     key: Ints
     episodes: EpisodeTable
@@ -196,9 +196,9 @@ class RolloutCursor(Owned):
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         """Draw the next `num_steps` steps of each lane in the rank's share, (num_steps * columns,), row by row.
 
-        Each lane is a column. `size` and `rng` are ignored. Raises NotEnoughData, and changes nothing, if a lane of an
-        open writer has too few steps, or if no lane has enough steps. Raises RefreshNeeded if a lane seems to have
-        ended: its writer may have begun the next segment just after this snapshot was made.
+        A column has the steps of one lane. `size` and `rng` are ignored. Raises NotEnoughData, and changes nothing, if
+        a lane of an open writer has too few steps, or if no lane has enough steps. Raises RefreshNeeded if a lane seems
+        to have ended: its writer may have begun the next segment just after this snapshot was made.
         """
         current, grid = self._next(self._follow(population))
         left = np.setdiff1d(current.lanes, grid.keys, assume_unique=True)

@@ -209,8 +209,7 @@ class StepRuns:
         """Begin a run wherever `first` is True; return False if a run is not successive rows of one lane."""
         self.last = np.ones(grid.shape, np.bool_)
         self.last[:-1] = first[1:]
-        # The runs are listed column by column, since successive columns are often lanes whose rows are near each other
-        # in memory.
+        # The runs are listed column by column: successive columns are often lanes with neighbouring rows in memory.
         begin, end = np.flatnonzero(first.T), np.flatnonzero(self.last.T)
         column, number = np.divmod(begin, len(grid))
         count = end - begin + 1
@@ -253,7 +252,7 @@ class StepRuns:
 class RolloutsReader(Reader):
     """Gathers batches of the view `Rollouts`. Not thread-safe: it keeps a map of the store's lanes.
 
-    `leaves` describe the values of one step; rollouts have no field `weight`.
+    `leaves` describe the values of one step. Rollouts have no field `weight`.
     """
 
     shows_leaves = False
@@ -281,8 +280,8 @@ class RolloutsReader(Reader):
         every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
         self._requested = Requested(schema, self._place, self._rewards, view.gamma, discount).if_any()
-        # `StepRuns` copies single rows. A gather plan copies stacks, because they need earlier rows, and times, because
-        # they are converted.
+        # `StepRuns` copies leaves with one row for each step. A gather plan copies stacks, because they need earlier
+        # rows, and times, because they are converted.
         is_single = [copy.length == 1 and copy.leaf != TIME_SOURCE for copy in self._copies]
         self._rows = [copy for copy, single in zip(self._copies, is_single, strict=True) if single]
         others = [copy for copy, single in zip(self._copies, is_single, strict=True) if not single]
@@ -308,7 +307,7 @@ class RolloutsReader(Reader):
         if len(no_step):
             raise refuse(snapshot, int(ids[no_step[0]]), self._view)
         arrays = self._copied(runs, block)
-        # In a run, the next step is the successor of a step, unless the step ends an episode, or the next step begins
+        # In a run, the successor of a step is the next step, unless the step ends an episode, or the next step begins
         # an episode.
         by_step, breaks = flags.reshape(grid.shape), runs.last.copy()
         breaks[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0

@@ -158,7 +158,7 @@ def place(snapshot: Snapshot, ids: Ints) -> Windows:
 
 
 def ids_of(snapshot: Snapshot, slot: Ints, lane: Ints, row: Ints) -> Ints:
-    """Return the id of each row, given its slot (the index of the segment in the snapshot), its lane and its number."""
+    """Return the ids of rows; `slot` has the index of each row's segment in the snapshot."""
     return ((slot + snapshot.origin) << POSITION_BITS) | (row * snapshot.lanes[slot] + lane)
 
 
@@ -200,7 +200,7 @@ class EpisodeTables(Generic[Table]):
 
 
 class _ByPlace(NamedTuple):
-    """Episodes in the order of `keys`, the keys of their first steps (see `row_keys`)."""
+    """Episodes, sorted by `keys`: the key (see `row_keys`) of each episode's first step."""
 
     keys: Ints
     episodes: EpisodeTable
@@ -219,7 +219,7 @@ class EpisodeFinder:
         for table in self._tables.of(snapshot):
             if not len(table.keys):
                 continue
-            # A step belongs to the last episode, in either table, that begins at or before the step.
+            # Of the episodes of both tables, a step belongs to the last one that begins at or before the step.
             at = np.maximum(np.searchsorted(table.keys, keys, "right") - 1, 0)
             is_better = (table.keys[at] <= keys) & (table.keys[at] > best)
             found = np.where(is_better[:, None], table.episodes.lines[at], found)

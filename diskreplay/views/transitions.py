@@ -164,7 +164,7 @@ class Transitions(View):
 
 
 class TransitionsReader(ReturnsReader):
-    """Gathers `Transitions`. Only `pages` is thread-safe: the reader owns scratch memory."""
+    """Gathers batches of the view `Transitions`. Only `pages` is thread-safe: the reader owns scratch memory."""
 
     view: Transitions
 
@@ -287,8 +287,8 @@ class DeviceFrameStack(Reader):
     Only `pages` is thread-safe.
 
     The stacks of `obs` and `next_obs` are n steps apart. If n is less than the depth of the stacks, the two stacks of
-    an item share frames: they show n + depth different frames. Only the different frames are gathered and copied to the
-    device. The device makes both stacks from these frames.
+    an item share frames. Together, they show n + depth different frames. Only the different frames are gathered and
+    copied to the device. The device makes both stacks from these frames.
     """
 
     shows_leaves = False
@@ -481,7 +481,7 @@ def _checked(steps: Iterable[Any]) -> Iterator[_Step]:
 
 
 def _of_episode(episode: Episode) -> Iterator[tuple[Any, ...]]:
-    """Yield the steps of an episode for `_checked`; for an open episode, only the steps with a next observation."""
+    """Yield the steps of an episode; of an open episode, only the steps with a next observation."""
     obs, action, reward = episode.obs, episode.action, episode.reward
     steps, is_open = len(episode), episode.ended == "open"
     frames = _rows(obs)

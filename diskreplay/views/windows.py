@@ -162,7 +162,7 @@ def map_rows(snapshot: Snapshot, windows: Windows, copies: Sequence[Copy], since
     Chunks that were used at `since` (see `chunk_budget.now`) or later are not unmapped to make room.
     """
     reached: dict[str, list[tuple[Ints, ...]]] = {}
-    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # {where: rows}; most copies have the same `where`
+    found: dict[tuple[int, ...], tuple[Ints, ...]] = {}  # {where: rows}: most copies read the same rows
     for copy in copies:
         where = copy[1:-1]
         if where not in found:
@@ -237,7 +237,7 @@ def merged_pages(found: Sequence[Pages]) -> Pages:
 
 
 def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, last: Ints) -> Pages:
-    """Return the ranges of memory that hold rows `first` to `last` of a leaf for each window.
+    """Return, for each window, the ranges of memory that hold rows `first` to `last` of a leaf.
 
     Rows in several chunks have a range in each chunk. The caller holds `snapshot.tables.lock`.
     """

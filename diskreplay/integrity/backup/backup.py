@@ -69,13 +69,13 @@ class _Moment:
 class _Backup:
     """Copies the sealed segments of a store without a lock, then all other files as they are at one moment.
 
-    The files of sealed segments never change. To copy these files takes most of the time, and is done first. While the
-    backup holds the store lock, no process makes, evicts or quarantines a segment. Under the lock, the backup copies
-    the files outside the segments, and records how many rows of each lane of a live (unsealed) segment are committed.
-    Committed rows never change, so the backup copies these rows after it has released the lock. If a segment is evicted
-    or merged into a pack before the segment is copied, the backup takes the lock again, and copies the state of this
-    later moment. The last attempt keeps the lock until everything is copied. Segments that were merged into a pack are
-    not copied.
+    The files of sealed segments never change. Copying these files takes most of the time. It is done first, without the
+    lock. While the backup holds the store lock, no process makes, evicts or quarantines a segment. Under the lock, the
+    backup copies the files outside the segments, and records how many rows of each lane of a live (unsealed) segment
+    are committed. Committed rows never change, so the backup copies these rows after it has released the lock. If a
+    segment is evicted or merged into a pack before the segment is copied, the backup takes the lock again, and copies
+    the state of this later moment. The last attempt keeps the lock until everything is copied. Segments that were
+    merged into a pack are not copied.
     """
 
     def __init__(self, root: Root, copy: Root, link: bool, progress: Progress | None) -> None:

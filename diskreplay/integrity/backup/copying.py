@@ -174,7 +174,7 @@ def copy_noted(
 
 
 class noted:
-    """Context manager that suppresses an error of reading the original, and notes it in the `Account`."""
+    """Context manager that suppresses an error while the original is read, and notes the error in the `Account`."""
 
     def __init__(self, where: str, name: str, account: Account) -> None:
         self._where, self._name, self._account = where, name, account

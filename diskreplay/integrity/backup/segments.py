@@ -146,9 +146,9 @@ def read_live(info: SegmentInfo) -> LiveRows:
 
 
 def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
-    """Copy the committed rows of a segment into another store, and return the copy, which is not sealed.
+    """Copy the committed rows of a segment into another store, and return the unsealed copy.
 
-    `seal_segments` can then seal the copy like the segment of a dead writer. Rows that do not match the marks of the
+    `seal_segments` can seal this copy like the segment of a dead writer. Rows that do not match the marks of the
     original are reported as a problem. Raises SegmentVanished if the segment is gone, FormatError or FileNotFoundError
     if its files are damaged or missing.
     """

@@ -40,8 +40,8 @@ def repair(
     `Store.repair` describes the arguments. A damaged small file is written again if its content can be computed from
     other files. A sealed segment with damaged rows is rebuilt from its undamaged episodes, with the same ids, and the
     damaged segment goes into quarantine. A segment also goes into quarantine if it cannot be read, or has no undamaged
-    episode. So does a file that does not belong in a store. Segments of dead writers are sealed, and segments of living
-    writers are left alone. Readers see the repaired segments with their next refresh.
+    episode. A file that does not belong in a store goes into quarantine, too. Segments of dead writers are sealed, and
+    segments of living writers are left alone. Readers see the repaired segments with their next refresh.
 
     Other processes may use the store meanwhile, and its folder may be moved within its file system. ``progress`` is
     called with the number of bytes read so far, and the number of bytes of all segments. Raises the errors of
@@ -87,7 +87,7 @@ class _Repair:
             return Repaired(self._remedies.actions, problems)
         with self._remedies.store_lock():
             self._repair_damage(problems)
-        # In a dry run, the store is still damaged here, and the search for dead writers may fail to read it.
+        # In a dry run, the store is still damaged, so the search for dead writers may fail to read it.
         with suppress(FormatError) if self._dry_run else nullcontext():
             DeadWriters(self._remedies, self._foreign).seal()
             if self._salvage:

@@ -23,7 +23,7 @@ from diskreplay.segments.packs import indexes_of, read_tables, table_from_copy
 from diskreplay.segments.segment import SegmentInfo
 
 _LIMITER = re.compile(rf"{layout.LIMITERS}/[^/]+/{layout.METADATA}")
-# The largest number that one update adds to a counter, by counter. The file of the counters has each counter and its
+# For each counter, the largest number that one update adds. The file of the counters has each counter and its
 # complement (all bits inverted). A writer updates the counter first, and may die before it updates the complement.
 _MOST_ADDED = {
     layout.STEPS_EVICTED: 1 << layout.POSITION_BITS,
@@ -146,9 +146,9 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | 
     """Make the store's counters valid again; return their old and new values in words, or None if nothing was wrong.
 
     If a counter and its complement disagree, one of the two is right: either a writer died between the two updates, or
-    a bit flipped. The files of the store show which of the two is right; if they do not, the value that keeps more
-    steps is used. The caller holds the store lock. ``aside`` lists the numbers of segments in quarantine: a new segment
-    must not get such a number.
+    a bit flipped. The files of the store may show which of the two is right. If not, the value that keeps more steps is
+    used. The caller holds the store lock. ``aside`` lists the numbers of segments in quarantine: a new segment must not
+    get such a number.
     """
     path, nbytes = root / layout.COUNTERS / "c.0", 2 * layout.COUNTER_WORDS * 8
     words = np.array([0] * layout.COUNTER_WORDS + [-1] * layout.COUNTER_WORDS, "<i8")

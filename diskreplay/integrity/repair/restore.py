@@ -67,7 +67,7 @@ def _bring_back(remedies: Remedies, number: int) -> str:
 
 
 def _find_whole(remedies: Remedies, number: int) -> tuple[Quarantined, SegmentInfo]:
-    """Return the entry and the attributes of the segment in quarantine that is to be brought back.
+    """Return the entry and the attributes of the quarantined segment to bring back.
 
     If several segments may be brought back, the segment set aside last is chosen. Raises ReplayError if no segment may
     be brought back.

@@ -29,7 +29,7 @@ from diskreplay.segments.files.machine import Volume, boot_id, volume_of
 
 Ints = NDArray[np.int64]
 
-_SECTOR = 512  # bytes; a disk writes a sector completely or not at all
+_SECTOR = 512  # in bytes; a disk writes a sector completely or not at all
 _MOST_NS = 1 << 62
 
 
@@ -41,7 +41,7 @@ class Attributes:
     sealed: bool
     steps: int
     checksums: dict[str, int]
-    lost: tuple[tuple[int, int], ...]  # rows lost to damage: (row * lanes + lane of the first row, number)
+    lost: tuple[tuple[int, int], ...]  # rows lost to damage: (row * lanes + lane of the first row, number of rows)
     lost_values: tuple[int, ...]  # the number of lost values of episode fields in each range of `lost`
     steps_lost: int
     writer: int
@@ -132,8 +132,8 @@ class Segment:
     def count_values(self, upto: Ints, before: Ints | None = None) -> Ints:
         """Return, for each lane, how many rows from ``before[lane]`` to ``upto[lane]`` have values of episode fields.
 
-        The flags of a row tell whether the row has values. Lost values are added. Flags that cannot be read count as 0.
-        If ``before`` is None, the rows of each lane count from row 0 on.
+        Lost values are added. Flags that cannot be read count as 0. If ``before`` is None, the rows of each lane count
+        from row 0 on.
         """
         before = np.zeros_like(upto) if before is None else before
         found = np.zeros(self.lanes, np.int64)

@@ -17,7 +17,7 @@ _INVERTED = 0xFFFFFFFF
 
 
 def proven_rows(segment: Segment) -> Ints:
-    """Return the number of each lane's rows that marks prove.
+    """Return, for each lane, the number of rows that marks prove.
 
     A mark counts if this mark and all earlier marks match the rows.
     """

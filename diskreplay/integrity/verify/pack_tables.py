@@ -76,7 +76,7 @@ def read_tables(files: Files, where: str, packed: tuple[int, int], checksums: Ma
 
 
 def find_superseded(packs: Mapping[int, Tables]) -> set[int]:
-    """Return the numbers of segments and packs whose rows are in newer packs: readers ignore them."""
+    """Return the numbers of segments and packs that readers ignore, because their rows are in newer packs."""
     found: set[int] = set()
     for number in sorted(packs, reverse=True):
         if number in found:
