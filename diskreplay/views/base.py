@@ -97,7 +97,7 @@ class Pages(NamedTuple):
     def wait(self) -> None:
         """Wait until the pages are in memory.
 
-        Before Linux 5.14, this returns at once, and the first access to each page waits for the disk.
+        Before Linux 5.14, this method returns at once, and the first access to each page waits for the disk.
         """
         get_kernel("advise")(self.starts, self.sizes, POPULATE_READ)
 
@@ -226,7 +226,7 @@ class Reader:
         """
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block) -> None:
-        """Gather the items of these ids into a block that has the leaves of `leaves_for`; all weights are 1.
+        """Gather the items of these ids into a block that has the leaves of `leaves_for`. All weights are 1.
 
         Raises InvalidIndex if no item can be gathered at an id. Some readers also gather items for ids that the view
         does not offer. `check` refuses these ids.

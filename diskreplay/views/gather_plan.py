@@ -39,7 +39,7 @@ class EarlierParts:
 
     The cut episode is called an earlier part; it may be in an earlier segment. The kernel reads only one segment for
     each window. In place of earlier frames, the kernel repeats the lane's first frame in that segment. `copies` are the
-    `Copy` objects that read observations before a window. Not thread-safe.
+    `Copy` objects that read observations of rows before a window. Not thread-safe.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
@@ -289,7 +289,8 @@ class GatherPlan:
             since = chunk_budget.now()
             if self._bounds is not None:
                 n, stack, _ = self._bounds
-                # This also marks flags that are already mapped as just used, so that `map_rows` does not unmap them.
+                # This call also counts as a use of flags that are already mapped, so that `map_rows` does not unmap
+                # them.
                 map_flags(snapshot, ids, n, stack)
                 bad = self.windows.find(snapshot, ids, *self._bounds)
                 if bad >= 0:

@@ -32,8 +32,8 @@ class Hindsight:
     An item of a batch is relabelled with probability `ratio`, independently of the other items. The new goal of this
     item, in ``obs`` and ``next_obs``, is the ``achieved_goal`` of the observation after some step of the same episode.
     The rewards of the item's steps are recomputed. With `terminated_fn`, `terminated` and `discount` are recomputed,
-    too. Without `terminated_fn`, both stay as recorded: a step that reaches its new goal bootstraps. No other field
-    changes, and nothing is written to the store.
+    too. Without `terminated_fn`, these two fields stay as recorded: a step that reaches its new goal bootstraps. No
+    other field changes, and nothing is written to the store.
 
     Observations must be goal-conditioned, like the observations of gymnasium-robotics: a dict with "observation",
     "achieved_goal" and "desired_goal". Both goals must be single arrays of the same dtype and shape.
@@ -47,7 +47,7 @@ class Hindsight:
         item's own step to the episode's last step. "final": the last step. "episode": any step of the episode,
         including steps that the capacity of the store hides.
     ratio : float
-        Probability that an item is relabelled, 0 to 1. The paper (see Notes) uses k new goals for each real goal, which
+        Probability that an item is relabelled, 0 to 1. The paper (see Notes) uses k new goals for each real goal. This
         is a `ratio` of k / (k + 1).
     reward_fn : callable
         ``reward_fn(achieved_goal, desired_goal)`` returns the rewards of M steps: (M,), or an array that broadcasts to

@@ -62,7 +62,7 @@ _PAIRS_AT_ONCE = 1 << 18
 
 
 class _ByTime(NamedTuple):
-    """Episodes sorted by `begin`; `begin` and `end` are the times of their first and last steps in ns since the epoch.
+    """Episodes, sorted by the time `begin` of the first step. `end` is the time of the last step (ns since the epoch).
 
     `first` has the id of each episode's first step. `stride` has the difference between the ids of successive steps.
     `latest[i]` is the largest number in `end[: i + 1]`. `from_here[i]` is the sum of `steps[i:]`; its last number is 0.
@@ -188,7 +188,7 @@ class Requested:
         return self if self._at or self._values else None
 
     def fill(self, snapshot: Snapshot, ids: Ints, block: Block, real: Ints | None = None) -> None:
-        """Write to the block the fields of the items that start at these ids.
+        """Write the fields of the items that start at these ids to the block.
 
         `real` has the number of steps of each window without its padding; None: windows have no padding. The values of
         padding are 0.

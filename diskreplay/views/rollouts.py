@@ -89,9 +89,9 @@ class Rollouts(View):
     if there is such a field. If a lane ends in a cut without a bootstrap value, for example because its writer closed,
     the lane's last step is left out.
 
-    The sum over lambda stops at the end of an episode, but not where an episode was cut for its length. `truncated` is
-    true at the last step of an episode that was truncated, or was cut and is not continued. It is also true at any
-    other step that did not terminate, if the column's next step does not continue the episode.
+    An advantage sums over steps up to the end of the episode, and beyond this end if the episode was cut for its
+    length. `truncated` is true at the last step of an episode that was truncated, or was cut and is not continued. It
+    is also true at any other step that did not terminate, if the column's next step does not continue the episode.
 
     The view is immutable: any thread may use it, and several samplers may share it. The position in each lane is part
     of a sampler's state.

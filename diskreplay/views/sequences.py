@@ -65,9 +65,9 @@ class Sequences(View):
         Number of steps that a window shares with the next window, 0 to length - 1. None: length - stride if `stride` is
         given, else 40.
     burn_in : int
-        Number of steps at a window's start that only warm up a recurrent state, 0 to `overlap`. This limit keeps each
-        step in the loss of some window. If `stride` is given, the limit is length - 1, and each step is in the loss of
-        some window only if burn_in <= length - stride.
+        Number of steps at a window's start that only warm up a recurrent state, 0 to `overlap`. With this limit, each
+        step is in the loss of some window. If `stride` is given, the limit is length - 1, and each step is in the loss
+        of some window only if burn_in <= length - stride.
     pad : bool or "drop"
         What happens to an episode's last window if this window would reach beyond the episode's end. True: the window
         is padded. False: the window moves back, so that it ends with the episode. "drop": the window is left out. An
@@ -262,10 +262,10 @@ class _StepsReader(Reader):
     memory of this array.
 
     `check` counts the earlier steps of the episode, and refuses an id at which no window of the view starts. `fill`
-    does not count them, and gathers a window for every step's id.
+    gathers a window for the id of every step.
 
     A derived reader defines `check`, and an `__init__` that sets `leaves` to `_leaves(length)`. If a field needs
-    another shape or other values than here, the derived reader overrides `present`.
+    another shape or other values than in this class, the derived reader overrides `present`.
     """
 
     shows_leaves = False

@@ -171,9 +171,9 @@ _FEW = 1024
 class EpisodeTables(Generic[Table]):
     """Two tables with the episodes of a snapshot; the function `make` makes each table. Not thread-safe.
 
-    The large table has most ended episodes. It is made again when the number of ended episodes has grown by an eighth,
-    or when some of its episodes are gone. For a new large table, `make` also gets the previous large table. The small
-    table has the other ended episodes and the open episodes, and is made for each snapshot.
+    The large table has most ended episodes. The large table is made again when the number of ended episodes has grown
+    by an eighth, or when some of its episodes are gone. For a new large table, `make` also gets the previous large
+    table. The small table has the other ended episodes and the open episodes, and is made for each snapshot.
     """
 
     def __init__(self, make: Callable[[Snapshot, EpisodeTable, Table | None], Table]) -> None:

@@ -124,7 +124,7 @@ class _Copy:
 
 
 class LiveRows(NamedTuple):
-    """A live segment, and the numbers of rows and of observations that its lanes had at one moment."""
+    """A live segment, and each lane's numbers of rows and of observations at one moment."""
 
     info: SegmentInfo
     committed: Ints
@@ -134,7 +134,7 @@ class LiveRows(NamedTuple):
 def read_live(info: SegmentInfo) -> LiveRows:
     """Return the rows that a live segment has now; the caller has checked that `shows_live_rows` is True.
 
-    Raises FileNotFoundError if the segment was evicted, FormatError if a counter is damaged.
+    Raises FileNotFoundError if the segment was evicted, and FormatError if a counter is damaged.
     """
     shown, committed = map_trusted(info)
     # `observed` is read first, so that it is at most one more than `committed`, unless a counter is damaged.
@@ -149,8 +149,8 @@ def copy_live(live: LiveRows, root: Root, account: Account) -> SegmentInfo:
     """Copy the committed rows of a segment into another store, and return the unsealed copy.
 
     `seal_segments` can seal this copy like the segment of a dead writer. Rows that do not match the marks of the
-    original are reported as a problem. Raises SegmentVanished if the segment is gone, FormatError or FileNotFoundError
-    if its files are damaged or missing.
+    original are reported as a problem. Raises SegmentVanished if the segment is gone. Raises FormatError or
+    FileNotFoundError if files of the segment are damaged or missing.
     """
     info, where = live.info, layout.segment_folder(live.info.number)
     account.begin(where)

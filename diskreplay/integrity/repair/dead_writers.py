@@ -203,7 +203,7 @@ def salvage(root: Root, *, dry_run: bool) -> Iterator[Action]:
             if info.claimed is not None or not shows_live_rows(info):
                 yield from _salvage(info, dry_run)
         except (FileNotFoundError, FormatError):
-            continue  # evicted meanwhile, or damaged: `SegmentRepair` repairs damaged segments
+            continue  # the segment was evicted meanwhile; or it is damaged, and `SegmentRepair` repairs it
 
 
 def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:

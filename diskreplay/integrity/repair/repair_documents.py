@@ -50,7 +50,7 @@ def known_document(plan: Plan, where: str, evictions: int, root: Path | None = N
 
 
 def known_in_segment(info: SegmentInfo, name: str) -> bytes | None:
-    """Return the content of a small file of a sealed segment, derived from other files; None: it is unknown."""
+    """Derive the content of a small file of a sealed segment from other files; None: the content is unknown."""
     folder, _, file = name.rpartition("/")
     is_of_table = folder in layout.EPISODE_FOLDERS
     if not info.sealed or not (is_of_table or folder in info.blueprint.paths):

@@ -110,7 +110,7 @@ def _check_whole(store: Root, plan: Plan, entry: Quarantined) -> SegmentInfo:
 
 
 def _check_place(store: Root, entry: Quarantined, info: SegmentInfo) -> None:
-    """Raise ReplayError if a restored segment would duplicate steps, or replace a segment with more steps."""
+    """Raise ReplayError if a restored segment would duplicate steps, or replace a segment that has more steps."""
     place, members = layout.segment_folder(info.number), _members(info)
     packs = ((pack.number, tables) for pack, tables in read_packs(store) if pack.number != info.number)
     packed = {one: pack for pack, tables in packs for one in tables.numbers.tolist()}

@@ -159,7 +159,7 @@ def _rows_committed(segment: Path, most: int) -> int:
 
 
 def _rows_with_flags(segment: Path) -> int:
-    """Return the size of a segment's files of flags, which have one byte for each row of each lane."""
+    """Return the size of a segment's files of flags: one byte for each row of each lane."""
     with suppress(OSError):
         return sum(entry.lstat().st_size for entry in (segment / layout.DONE).iterdir() if entry.name.startswith("c."))
     return 0

@@ -338,7 +338,7 @@ def has_marks(files: Files, folder: str) -> bool:
 
 
 def _is_whole_copy(files: Files, folder: str, plan: Plan, found: Attributes, inode: int) -> bool:
-    """Return False if a sealed segment is a copy with some files that were copied before the segment was sealed."""
+    """Return False for a copy of a sealed segment if some files were copied before the segment was sealed."""
     if not found.sealed or inode == _inode(files, folder):
         return True
     writable, missing = False, False

@@ -53,8 +53,8 @@ class Words:
 def read_plan(files: Files) -> Plan | None:
     """Return the layout of a store's segments; None: a problem of the store's zarr.json was reported.
 
-    Raises StoreNotFound if there is no trace of a store, FormatError if this release does not know the store's version
-    or a feature that the store needs.
+    Raises StoreNotFound if there is no trace of a store. Raises FormatError if this release does not know the store's
+    version, or a feature that the store needs.
     """
     names = _root_names(files)
     if layout.METADATA not in names and not {layout.COUNTERS, layout.SEGMENTS} <= names.keys():

@@ -14,7 +14,10 @@ from diskreplay.segments.documents import layout
 
 
 def check_flags(segment: Segment) -> bool:
-    """Return whether each lane's flags describe successive episodes; also check the counts of a sealed segment."""
+    """Return whether each lane's flags describe successive episodes.
+
+    Also check the numbers of steps and values that a sealed segment states.
+    """
     files, steps, values = segment.files, 0, np.zeros(segment.lanes, np.int64)
     for lane, first, before, flags, counted in blocks(segment, layout.DONE, START):
         if wrong := first_wrong(flags, before, counted):

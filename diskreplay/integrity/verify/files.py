@@ -134,7 +134,7 @@ class Files:
     def opened(self, where: str, nbytes: int | None = None) -> Iterator[int | None]:
         """Open a regular file for a `with` block, and yield its descriptor, or None after a problem was reported.
 
-        A size other than ``nbytes``, if given, is a problem. An OSError in the block, such as a failed read, is
+        If ``nbytes`` is given, any other size is a problem. An OSError in the block, such as a failed read, is
         reported, too.
         """
         # Without O_NONBLOCK, opening a pipe would wait for a writer of the pipe.

@@ -16,7 +16,7 @@ _CONTINUES = FIRST | CUT
 
 
 def is_row(flags: int) -> bool:
-    """Whether a row with these flags is possible; `may_follow` also considers the row before it."""
+    """Whether a row can have these flags, whatever flags the previous row has."""
     if flags & DISCARDED:
         return flags & ~_CONTINUES == END_MARKER | DISCARDED and flags & _CONTINUES in (0, _CONTINUES)
     if flags & NO_STEP:

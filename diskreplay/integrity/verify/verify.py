@@ -41,17 +41,16 @@ def verify(
 ) -> list[Problem]:
     """Verify a store; other processes may write to the store and evict segments meanwhile.
 
-    Checks that every file of the format is there, has the right size and agrees with the schema. Also checks that
-    counters have possible values, that the flags of rows describe successive episodes, and that the metadata of sealed
-    segments match their checksums. Steps in quarantine are problems of the kind ``"quarantine"``. Rows that are not
-    committed are not checked. An unsealed segment of a dead writer is not a problem: the next process that opens the
-    store with mode "a" seals it.
+    Checks that every file of the format is there, has the right size and agrees with the schema. Checks counters, the
+    flags of rows, and the checksums of the metadata of sealed segments. Steps in quarantine are problems of the kind
+    ``"quarantine"``. Rows that are not committed are not checked. An unsealed segment of a dead writer is not a
+    problem: the next process that opens the store with mode "a" seals it.
 
     The folder of the store may be moved within its file system meanwhile. ``deep``: also read every sealed chunk and
     every saved state of a sampler, and check their checksums. ``progress`` is called with the verified amount and the
     total: bytes on disk with ``deep``, else numbers of segments. The returned list has the problems outside the
-    segments first, then the problems of each segment by number. Raises StoreNotFound if there is no store at ``path``
-    or it was deleted meanwhile, FormatError if this release does not know the version of the store.
+    segments first, then the problems of each segment by number. Raises StoreNotFound if there is no store at ``path``,
+    or if the store was deleted meanwhile. Raises FormatError if this release does not know the version of the store.
     """
     try:
         home = OpenFolder.of(path)  # a link to the store is followed
@@ -158,7 +157,7 @@ def check_outside_segments(root: str, plan: Plan, deep: bool) -> OutsideSegments
 
 
 def segment_numbers(files: Files) -> list[int]:
-    """Return the numbers of a store's segments in ascending order; report other names in their folder."""
+    """Return the numbers of a store's segments in ascending order; report other names in the folder of segments."""
     names = files.listing(layout.SEGMENTS) or {}
     read = {int(name) for name in names if _NUMBER.fullmatch(name)}
     numbers = {number for number in read if layout.segment_name(number) in names and number < layout.MAX_SEGMENTS}
