@@ -157,7 +157,7 @@ class CopyThreads:
         return next((bad for bad in every if bad >= 0), -1)
 
     def settle(self) -> None:
-        """Wait until all threads are idle, after an interrupt of `copy`."""
+        """After an interrupt of `copy`, wait until all threads are idle."""
         for job in self.jobs:
             job.withdraw()
         self.jobs = []

@@ -35,7 +35,7 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class EarlierParts:
-    """Completes frame stacks at the start of an episode that continues an episode cut for its length.
+    """Completes frame stacks at the start of an episode that continues a cut episode.
 
     The cut episode is called an earlier part; it may be in an earlier segment. The kernel reads only one segment for
     each window. In place of earlier frames, the kernel repeats the lane's first frame in that segment. `copies` are the

@@ -78,8 +78,9 @@ class Bootstrap(NamedTuple):
 def usable_steps(lanes: LaneEpisodes, bootstrap: Bootstrap) -> Ints:
     """Return, for each episode, how many of its first steps rollouts may hold.
 
-    Only the last step of a lane may be left out, in two cases: its bootstrap value may still arrive, or the lane ends
-    in a cut and the store has no bootstrap value for the step. A lane ends in a cut, for example, if its writer closed.
+    Only the last step of a lane may be left out. It is left out if its bootstrap value may still arrive. It is also
+    left out if the lane ends in a cut and the store has no bootstrap value for the step. A lane ends in a cut, for
+    example, if its writer closed.
     """
     key, episodes = lanes
     end, steps = episodes.end, episodes.steps

@@ -1,7 +1,7 @@
 """Functions that find the successors, the next observations and the episodes of single steps.
 
 The successor of a step is the next step of its episode. If an episode was cut for its length, the successor of its last
-step is the first step of the continuation, which may be in the writer's next segment.
+step is the first step of the continuation. The continuation may be in the writer's next segment.
 """
 
 from collections.abc import Callable

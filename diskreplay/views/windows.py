@@ -58,7 +58,7 @@ class Copy(NamedTuple):
 
 
 class StepField(NamedTuple):
-    """A field of a batch with `stack` frames for each step; `source` is its leaf in the store."""
+    """A field of a batch with `stack` frames for each step; `source` is the field's leaf in the store."""
 
     path: Path
     source: str

@@ -40,7 +40,7 @@ class StoreFiles:
     def copy(self) -> None:
         """Copy the current files, and delete copies of files that are gone; the caller holds the store lock.
 
-        Files that `copy_ahead` copied are only copied again if they changed. The caller writes the counters.
+        Files that `copy_ahead` copied are copied again only if they changed. The caller writes the counters.
         """
         self._account.begin("")
         known = self._copy(self._tops())

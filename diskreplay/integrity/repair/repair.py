@@ -43,7 +43,7 @@ def repair(
     episode. A file that does not belong in a store goes into quarantine, too. Segments of dead writers are sealed, and
     segments of living writers are left alone. Readers see the repaired segments with their next refresh.
 
-    Other processes may use the store meanwhile, and its folder may be moved within its file system. ``progress`` is
+    Other processes may use the store meanwhile. The store's folder may be moved within its file system. ``progress`` is
     called with the number of bytes read so far, and the number of bytes of all segments. Raises the errors of
     `Store.repair` except ReadOnlyError. Also raises ValueError if ``max_lost_steps`` is not a number of steps, and
     FormatError if this release does not know the version of the store.

@@ -79,7 +79,7 @@ def _root_names(files: Files) -> dict[str, str]:
 
 
 def _refuse_others(files: Files, data: bytes, fits: bool | None, has_folders: bool) -> None:
-    """Raise an error if the folder is not a store, or is a store of another release: neither is damage."""
+    """Raise an error if the folder is not a store, or is a store of another release."""
     attributes = (parse(files.quiet(), layout.METADATA, data) or {}).get("attributes")
     if not isinstance(attributes, dict) or attributes.get("format") != layout.FORMAT:
         if not has_folders:

@@ -117,7 +117,7 @@ def _read(fd: int, count: int, at: int) -> bytes:
 
 
 def check_sums(segment: Segment, present: dict[str, set[int]], *, deep: bool) -> None:
-    """Check that all files of a sealed segment have and match a checksum; chunks are read only with ``deep``."""
+    """Check that each file of a sealed segment has a checksum and matches it; chunks are read only with ``deep``."""
     files, sums, wanted = segment.files, segment.attributes.checksums, _wanted_sums(segment, present)
     for name in sorted(wanted - sums.keys()):
         files.report("checksum", segment.inside(name), "has no checksum in the sealed segment")
