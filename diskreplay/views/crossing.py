@@ -270,9 +270,9 @@ class LaneWalk:
 def _ends_of(own: Bytes, behind: Bytes, is_behind: Bools, is_closed: Bools, observed: Bools) -> tuple[Bytes, Bools]:
     """Return the arrays `ends` and `has_obs` of `_Steps` for steps with the flags `own`.
 
-    `behind` has the flags of the next rows, and `is_behind` is True if the next row exists. If the next row does not
-    exist, `is_closed` is True if it will never exist, and `observed` is True if the store has the step's next
-    observation.
+    `behind` has the flags of the next rows, and `is_behind` is True if the next row exists. `is_closed` and `observed`
+    matter only if the next row does not exist. `is_closed` is True if the next row will never exist, and `observed` is
+    True if the store has the step's next observation.
     """
     marked = behind & ENDS | np.where(behind & CUT, TRUNCATED, 0)
     derived = np.where(behind & NO_STEP, marked, np.where(behind & FIRST, TRUNCATED, 0))

@@ -262,7 +262,7 @@ class _StepsReader(Reader):
     memory of this array.
 
     `check` counts the earlier steps of the episode, and refuses an id at which no window of the view starts. `fill`
-    gathers a window for the id of every step.
+    does not refuse such an id.
 
     A derived reader defines `check`, and an `__init__` that sets `leaves` to `_leaves(length)`. If a field needs
     another shape or other values than in this class, the derived reader overrides `present`.

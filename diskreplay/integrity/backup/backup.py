@@ -239,8 +239,8 @@ def unfinished(root: Root, to: Path) -> Iterator[Path]:
 
     The folder may hold files of an earlier, interrupted call. At the end of the `with` block, the folder is renamed to
     ``to``; if the block raises, the folder stays. Raises StoreExists if ``to`` exists or the hidden folder is not a
-    backup of this store, and StoreLocked if another process makes a backup in the hidden folder. Raises StorageFull if
-    the disk is full, and ValueError if ``to`` is inside the store.
+    backup of this store. Raises StoreLocked if another process makes a backup in the hidden folder. Raises StorageFull
+    if the disk is full, and ValueError if ``to`` is inside the store.
     """
     folder = unfinished_path(to)
     _check(root, to, folder)
