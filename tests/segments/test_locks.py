@@ -91,15 +91,51 @@ def test_an_exception_while_a_lock_is_taken_leaves_it_free(path, monkeypatch, mo
 
 
 @pytest.mark.leaks("the descriptor, of which nobody knows when the exception comes")
-def test_an_exception_before_a_lock_is_known_leaves_it_free(path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
+class Interrupted(Exception):
+    pass
 
-    with monkeypatch.context() as patch:
-        patch.setattr(locks.weakref, "finalize", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            try_lock(path)
-    assert try_lock(path) is not None
+
+def interrupt_at(number, call):
+    """Raise Interrupted at a point of a call where Python may run a signal handler; return whether there is such one.
+
+    These points are the beginnings of Python functions, and the returns of C functions.
+    """
+    left = number
+
+    def profile(frame, event, argument):
+        nonlocal left
+        if event in ("call", "c_return"):
+            left -= 1
+            if left == 0:
+                raise Interrupted
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except Interrupted:
+        return True
+    finally:
+        sys.setprofile(None)
+    return left <= 0  # True if it was raised in `__del__`, which drops exceptions
+
+
+@pytest.mark.leaks("an exception may come between the opening of a file and the assignment of its descriptor")
+@pytest.mark.parametrize("dropped", [False, True])
+def test_an_exception_of_a_signal_handler_leaves_a_lock_free(path, dropped, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest would keep the traceback of `__del__`
+
+    def hold_it():
+        if dropped:
+            assert try_lock(path) is not None
+            return
+        with held_lock(path):
+            pass
+
+    number = 1
+    while interrupt_at(number, hold_it):
+        assert not is_locked(path), number
+        number += 1
+    assert number > 15
 
 
 def test_any_program_that_uses_flock_sees_it(path):

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 
 from diskreplay.errors import FormatError, StoreLocked
 
@@ -31,31 +32,33 @@ class Lock:
     """
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._end = weakref.finalize(self, _unlock, fd, os.getpid())
-        self._end.atexit = False  # the end of the process releases the lock, after all exit handlers
+        self.fd, self._owner = fd, os.getpid()
+        # If a signal handler raises an exception in `__del__`, the end of this object still closes the descriptor.
+        self._file = FileIO(fd, "w")
         _held.add(self)
 
     @property
     def is_released(self) -> bool:
-        return not self._end.alive
+        return self._file.closed
 
     def release(self) -> None:
-        self._end()
+        """Release the lock; after an exception of a signal handler, another call completes this one."""
+        with _taking:  # so that only one thread closes the descriptor
+            if not self._file.closed:
+                if os.getpid() == self._owner:
+                    # Without this call, a forked child that has not closed its copy of the descriptor yet would still
+                    # hold the lock.
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)
+                self._file.close()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 # `_taking` is held from before a lock is taken until the lock is in `_held`, so that no fork happens meanwhile. A
 # forked child closes only the locks in `_held`, and would hold any other lock.
 _taking = threading.RLock()
-
-
-def _unlock(fd: int, owner: int) -> None:
-    if os.getpid() == owner:
-        # Without this call, a forked child that has not closed its copy of the descriptor yet would still hold the
-        # lock.
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
 
 
 def _release_in_child() -> None:
