@@ -81,8 +81,7 @@ class _Block:
         self._start = self.memory.ctypes.data
         self.piece_bytes = piece_bytes
         self.count = BLOCK_BYTES // piece_bytes
-        # The numbers of the unused pieces, at first in descending order: `pop` takes the last number, so the pieces of
-        # a new block are used in ascending order.
+        # The numbers of the unused pieces. They are in descending order at first, so that `pop` takes piece 0 first.
         self.free = list(range(self.count - 1, -1, -1))
 
     def address(self, number: int) -> int:
@@ -93,8 +92,8 @@ class Arena:
     """Allocates each `Piece` of memory for chunks from a `_Block`.
 
     A block is empty if none of its pieces is in use. An empty block is returned to the system if all blocks together
-    take more than ``spare`` bytes. Otherwise the block is kept for new pieces. The system clears the memory of a new
-    block, which may take longer than to fill the block with rows.
+    take more than ``spare`` bytes. All other empty blocks are reused. A new block is slower, because the system first
+    clears its memory.
 
     Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, even during a call
     of `allocate`.
@@ -167,7 +166,10 @@ class Arena:
         self._try_reclaim()
 
     def _try_reclaim(self) -> None:
-        """Call `_reclaim`, or leave that to the thread that holds the lock now (perhaps this thread)."""
+        """Call `_reclaim` unless the lock is taken.
+
+        This never waits for the lock, because a finalizer may run in the thread that holds the lock.
+        """
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._reclaim()
@@ -198,8 +200,9 @@ def _piece_bytes(nbytes: int) -> int:
     return max(1, -(-nbytes // step)) * step
 
 
-# Ways to keep a chunk in memory. MAPPED: its file is mapped. READ: its file was read into memory. DECOMPRESSED: it was
-# decompressed into memory, or copied from another pack. IN_PACK: all chunks of its pack are mapped at once.
+# Ways to keep a chunk in memory. MAPPED: the chunk file is mapped. READ: the chunk file was read into memory.
+# DECOMPRESSED: the chunk was decompressed into memory, or copied from another pack. IN_PACK: all chunks of the pack are
+# mapped at once.
 MAPPED, READ, DECOMPRESSED, IN_PACK = range(4)
 
 # The kernel allows a process 65,530 mappings. The trainer itself needs some of these mappings.
@@ -213,9 +216,8 @@ _SHARE = MEMORY // 16
 
 MOST_READ = min(1 << 30, _SHARE)
 
-# A field may use all MOST_DECOMPRESSED bytes if at least half of the field fits into them. The chunks of a larger field
-# take at most LEAST_DECOMPRESSED bytes, or twice the bytes that one call decompresses. To decompress a chunk again into
-# recently used memory is quicker than to use new memory, which the system has to clear.
+# Two bounds of the bytes of all decompressed chunks: see `allocate_inner`. The low bound is quicker for a large field:
+# recently used memory is reused, and the system has to clear new memory.
 MOST_DECOMPRESSED = _SHARE
 LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 
@@ -223,8 +225,8 @@ LEAST_DECOMPRESSED = min(64 << 20, MOST_DECOMPRESSED)
 # own. If the pieces had several sizes, blocks for one size would often be dropped to make blocks for another size.
 _PIECE_BYTES = 1 << 20
 
-# `_release` releases a fraction 1 / _LEAVING of the chunks. Each call compares all chunks to find the least recently
-# used chunks, so it would be slow to release only one chunk a call.
+# `_release` releases a fraction 1 / _LEAVING of the chunks. Each call compares all chunks, so it would be slow to
+# release them one by one.
 _LEAVING = 8
 
 
@@ -260,8 +262,8 @@ class StoreChunks(Protocol):
 _uses = itertools.count(1)
 _arena, _decompressed = Arena(), Arena()
 _kept: "deque[_Kept]" = deque()
-# The size of each decompressed piece that is not from an `Arena`. When a piece is freed, its size is appended as a
-# negative number. `_counted` returns the sum of these numbers.
+# The sizes of decompressed pieces that are not from an `Arena`. When a piece is freed, its size is appended as a
+# negative number.
 _counts: deque[int] = deque()
 # {bytes of an inner chunk: (a piece with room for more of these inner chunks, the number of inner chunks in it)}
 _begun: "dict[int, tuple[Piece, int]]" = {}
@@ -277,7 +279,7 @@ def _reset_after_fork() -> None:
 
 
 def share(tables: StoreChunks) -> None:
-    """Register a store's chunks, so that other stores can release some of them, and a forked child all of them."""
+    """Register a store's chunks: other stores may release some of them, and a forked child releases all of them."""
     _alive.add(tables)
     weakref.finalize(tables, _keep_no_spare).atexit = False
 
@@ -319,20 +321,20 @@ def allocate_beyond_budget(nbytes: int, before: int) -> Piece | None:
 
 
 class Room(NamedTuple):
-    """Memory for ``chunks`` inner chunks of one size, which lie one after another in ``piece`` from ``start`` on."""
+    """A part of ``piece``: memory for ``chunks`` inner chunks of one size, one after another."""
 
     chunks: int
     piece: Piece
-    start: int  # in bytes
+    start: int  # the first byte of the part in `piece`
 
 
 def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[Room]:
     """Return memory for ``count`` inner chunks of ``inner_bytes`` bytes; release older decompressed chunks if needed.
 
     All decompressed chunks together take at most `LEAST_DECOMPRESSED` bytes, or twice ``count * inner_bytes`` if this
-    is more. ``of`` is the size of the complete field in bytes, decompressed. If ``grows`` is True, and at least half of
-    the field fits into `MOST_DECOMPRESSED`, all decompressed chunks may take `BLOCK_BYTES` bytes more than at present.
-    Decompressed chunks exceed `MOST_DECOMPRESSED` only if no chunk can be released.
+    is more. If ``grows`` is True, each call may add one block, up to `MOST_DECOMPRESSED` bytes in all. This holds only
+    for a field of at most twice `MOST_DECOMPRESSED` bytes: ``of`` is its decompressed size. The bounds are only
+    exceeded if no chunk can be released.
 
     Raises
     ------
@@ -379,7 +381,7 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
-    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return False if none exists."""
+    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return False if there are none."""
     leaving: dict[Chunks, list[_Kept]] = {}
     for _ in range(len(_kept)):
         if nbytes <= 0 or not _kept:
@@ -395,14 +397,15 @@ def _release_decompressed(nbytes: int, before: int) -> bool:
             nbytes -= kept.nbytes
     for table, some in leaving.items():
         _release_kept(table, some)
-    # `_kept` does not have the chunks that a table has copied from another table, but `_release` finds them.
+    # `_kept` lists a chunk only for the table that decompressed it. `_release` also finds the chunks of tables that
+    # were copied from this table.
     return bool(leaving) or _release(DECOMPRESSED, before)
 
 
 def keep(table: Chunks, places: NDArray[np.int64], piece: Piece, nbytes: int, *, is_lone: bool) -> None:
     """Record that the chunks at ``places`` of a table were decompressed into ``nbytes`` bytes of a piece.
 
-    ``is_lone`` is True if the piece is not from a `_Block`. The bytes of such a piece count as used while it exists.
+    ``is_lone`` is True if the piece is not from an `Arena`: `_counted` counts such pieces.
     """
     if is_lone:
         _counts.append(piece.nbytes)
@@ -421,7 +424,7 @@ class _Kept(NamedTuple):
 
 
 def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
-    """Release the chunks of ``leaving`` that are still in their pieces; do nothing if another thread uses the table."""
+    """Release the chunks that ``leaving`` lists, unless another thread uses the table."""
     try:
         lock = table.lock
     except ReferenceError:  # the store's last snapshot is gone, and its tables will soon be freed
@@ -445,7 +448,10 @@ def _counted() -> int:
 
 
 def _release(how: int, before: int = sys.maxsize) -> bool:
-    """Release the least recently used eighth of the chunks kept as ``how`` and last used before ``before``."""
+    """Release the least recently used eighth of some chunks; return whether there were any chunks to release.
+
+    These are the chunks that are kept in the way ``how``, such as `MAPPED`, and were last used before ``before``.
+    """
     with ExitStack() as held:
         stores = _not_busy(held)  # this list keeps the objects alive if another thread drops them
         tables = [table for each in stores for table in each.leaves.values()]
@@ -465,7 +471,7 @@ def _release(how: int, before: int = sys.maxsize) -> bool:
 
 
 def _not_busy(held: ExitStack) -> list[StoreChunks]:
-    """Lock and return the chunks of each store that no other thread has locked; closing ``held`` unlocks them."""
+    """Return the chunks of all stores that no other thread has locked, and lock them until ``held`` is closed."""
     found = []
     for tables in each_of(_alive):
         if tables.lock.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""Where the rows of each field are in memory. Chunk files are mapped or read when first needed."""
+"""The addresses of the rows of each field in memory. A chunk file is mapped or read when a reader first needs it."""
 
 import sys
 import threading
@@ -40,12 +40,12 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 # rows, the system may also read other pages in advance, because batches soon need every page.
 WIDE_ROW = 1024
 
-# The size in bytes of the largest chunk file that is read and not mapped. Only files with narrow rows of sealed
-# segments are read: a sealed segment never changes.
+# Chunk files of more than this many bytes are mapped, and not read into memory. Files of live segments are always
+# mapped, because these files still change.
 LARGEST_READ = 256 << 10
 
-# The maximum number of attempts of a call of `ensure` to map its chunks. If the system refuses a mapping, other chunks
-# are released. If the call needs a released chunk, the next attempt maps this chunk again.
+# A call of `ensure` attempts at most this often to map its chunks. After each mapping that the system refuses, other
+# mapped chunks are released, perhaps chunks of the same call.
 _ATTEMPTS = 8
 
 # The binary logarithm of a number of rows that no lane reaches.
@@ -67,8 +67,8 @@ _ROWS_A_LANE = 64
 class ChunkTable:
     """The chunks of one array in all folders of a store: their addresses in memory, and the objects that hold them.
 
-    A folder has one segment or one pack. Chunks of a segment have a line of rows for each lane. Chunks of a pack have a
-    single line: the rows of all lanes follow one another. One mapping serves all chunks of a pack, unless the
+    A folder has one segment or one pack. In a chunk of a segment, each lane has a line of rows. A chunk of a pack has a
+    single line, in which the rows of all lanes follow one another. One mapping serves all chunks of a pack, unless the
     array is compressed, or the pack was merged into another pack. The place of a chunk is its index in ``bases``,
     ``used`` and ``how``.
 
@@ -80,8 +80,8 @@ class ChunkTable:
     ----------
     first_chunk, chunks, shift : (folders,) int64
         For each folder: the place of its first chunk, the number of its chunks, and the binary logarithm of the number
-        of rows of a chunk. ``shift`` is `LACKING` if the folder does not have the array. `ChunkTables` numbers the
-        folders.
+        of rows of a chunk. ``shift`` is `LACKING` if the folder does not have the array. The number of a folder is its
+        index in `ChunkTables.known`.
     bases : (places,) int64
         The address of each chunk, 0 if the chunk is not in memory.
     used : (places,) int64
@@ -177,7 +177,7 @@ class ChunkTable:
                 self._map(folder, first, last, since)
 
     def follow(self, slot: int, row: int) -> None:
-        """Map the chunk of a growing segment that has row ``row``, if the previous chunk is mapped."""
+        """In a growing segment, map the chunk that has row ``row``, if the chunk before it is mapped."""
         folder = int(self._tables.folders[slot])
         if self.shift[folder] == LACKING:
             return
@@ -189,9 +189,10 @@ class ChunkTable:
                     self.ensure(*np.array([[slot], [0], [row], [row]]))
 
     def _has(self, folder: Ints, first: Ints, last: Ints) -> bool:
-        """Record a use of chunks ``first[i]`` to ``last[i]`` of each ``folder[i]``; return whether all are in memory.
+        """Record a use of chunks ``first[i]`` to ``last[i]`` of each ``folder[i]``; return whether all were in memory.
 
-        Returns False and records nothing if a range has more than two chunks, or a chunk that `bases` has no room for.
+        Returns False and records nothing if a range has more than two chunks, or if a chunk has no place in `bases`
+        yet.
         """
         if (last >= self.chunks[folder]).any() or int((last - first).max(initial=0)) > 1:
             return False
@@ -303,8 +304,8 @@ class ChunkTable:
     def _memory(self, source: Folder, use: int, copy: bool) -> Piece | None:
         """Return memory to read a chunk of ``source`` into, or None if the chunk is to be mapped.
 
-        Chunks of packs, and of segments that may still grow, are always mapped. Large chunks, and chunks of wide rows
-        (see `WIDE_ROW`), are mapped unless ``copy`` says that the system allows this process too few mappings.
+        Chunks of packs and of live segments are always mapped. Large chunks and chunks of wide rows are mapped if
+        ``copy`` is False. ``copy`` is True if a first attempt to map all chunks has failed.
         """
         if isinstance(source, Pack) or not source.info.sealed:
             return None
@@ -338,9 +339,9 @@ class ChunkTable:
         # which keeps these chunks mapped.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
-        # The arrays are replaced, not changed in place: a reader may hold them. A reader without the lock reads
-        # `chunks` before `first_chunk` and `bases`. `first_chunk` is replaced before `chunks` here, so all places that
-        # such a reader computes exist.
+        # A reader may hold the arrays, so they are replaced and not changed. `chunks` is replaced last, because a
+        # reader without the lock reads `chunks` first. In another order, the reader could compute a place of another
+        # folder.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[folder], counts[folder] = start, room
         self.first_chunk, self.chunks = first_chunk, counts
@@ -380,7 +381,7 @@ class ChunkTable:
         """
         bits = int(self.shift[folder])
         where, first_chunk, last_chunk = np.array([[folder], [first >> bits], [(stop - 1) >> bits]])
-        # The lock is held until the rows are taken: another thread could release these chunks to map other chunks.
+        # Without the lock, another thread could release these chunks before their rows are read.
         with self._tables.lock:
             self._ensure(where, first_chunk, last_chunk)
             return self._blocks(folder, line, first, stop)
@@ -395,10 +396,12 @@ class ChunkTable:
         return np.concatenate([self.rows(*bound) for bound in bounds])
 
     def values(self, slots: Ints, lane: Ints, row: Ints) -> NDArray[Any]:
-        """Return the value at each ``(slots[i], lane[i], row[i])``, ``(n, *shape)``."""
+        """Return the values of this array in ``n`` rows, ``(n, *shape)``.
+
+        The i-th value is in row ``row[i]`` of lane ``lane[i]`` of the segment in slot ``slots[i]``.
+        """
         out = np.empty((len(row), *self.shape), self.dtype)
-        # The values of a segment are copied under the lock. Without the lock, the chunks of the segment could be
-        # released before their values are copied.
+        # Without the lock, the chunks of the segment could be released before their values are copied.
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             with self._tables.lock:
@@ -458,14 +461,15 @@ class ChunkTable:
                 mapping = self.holder[self._place(folder, chunk)]
                 mapping.will_need((line * block.shape[1] + begin + start) * self.row_bytes, count * self.row_bytes)
             rows = block[line, begin + start : begin + start + count]
-            # A view would keep the `Piece` with all its chunks in memory.
+            # A view of decompressed rows would keep the whole `Piece` in memory.
             parts.append(rows.copy() if self.how[self._place(folder, chunk)] == DECOMPRESSED else rows)
         return parts
 
     def _block(self, folder: int, chunk: int) -> tuple[NDArray[Any], int]:
-        """Return an array with a chunk's rows, ``(lanes, rows, *shape)``, and the index of the chunk's first row in it.
+        """Return an array with a chunk's rows, ``(lanes, rows, *shape)``, and the index of the chunk's first row there.
 
-        For a pack, ``lanes`` is 1. If one mapping has all chunks of the pack, the array has all their rows.
+        For a pack, ``lanes`` is 1. If one mapping has all chunks of the pack, the array has the rows of all these
+        chunks.
         """
         source, place = self._tables.folder(folder), self._place(folder, chunk)
         held, address = self.holder[place], int(self.bases[place])
@@ -520,8 +524,8 @@ class ChunkTables:
         The tables that were made so far, by the path of the array: see `leaf`. The table of priorities is in this dict
         if any segment has priorities.
     held : MappingGuard
-        A guard that keeps all chunks that are in memory now. After an array or the ``holder`` of a table was replaced,
-        a new guard replaces ``held``: see `addresses`.
+        A guard that keeps in memory all chunks that are there now. It is replaced whenever a table gets a new array or
+        a new ``holder``: see `addresses`.
     """
 
     def __init__(self, root: Root, counters: StoreCounters) -> None:
@@ -537,7 +541,7 @@ class ChunkTables:
         chunk_budget.share(self)
 
     def note_change(self) -> None:
-        """Make a new guard ``held``, which shows readers that a table has new arrays; the caller holds the lock."""
+        """Replace the guard ``held``, so that readers notice new arrays of a table; the caller holds the lock."""
         self.held = MappingGuard(self.leaves.values())
 
     def leaf(self, path: str) -> ChunkTable:
@@ -571,7 +575,7 @@ class ChunkTables:
             return held, [self.leaf(leaf).line() for leaf in leaves]
 
     def reset_after_fork(self) -> None:
-        """Release all chunks in a forked child, whose mappings would keep evicted files on the disk."""
+        """Release all chunks in a forked child: the child's mappings would keep evicted files on the disk."""
         self.lock = threading.RLock()  # another thread may have held the old lock
         self.forget()
 
@@ -594,8 +598,8 @@ class ChunkTables:
     def add_slots(self, infos: list[SegmentInfo | None], lane_base: Ints, lanes: int) -> None:
         """Add slots for the next segments, and a folder for each segment that has attributes in ``infos``.
 
-        None in ``infos`` stands for a segment that was evicted already, or is in a pack: no folder is added for it.
-        ``lane_base`` has a value for each old and new slot; ``lanes`` is the number of lanes of all old and new slots.
+        An element of ``infos`` is None if the segment was evicted or is in a pack. ``lane_base`` has a value for each
+        old and new slot; ``lanes`` is the number of lanes of all old and new slots.
         """
         with self.lock:
             there = np.array([info is not None for info in infos], np.bool_)
@@ -615,7 +619,7 @@ class ChunkTables:
             self._note(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return three numbers for each lane: its folder, its line in the chunks, and its first row in this line.
+        """Return three arrays: the folder of each lane, the lane's line in the chunks, and the lane's first row there.
 
         Raises
         ------
@@ -632,8 +636,7 @@ class ChunkTables:
     def reward_sums(self, slot: int, lane: Ints, row: Ints, steps: Ints) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the stored sum of rewards of each episode, and a mask of the episodes that have a stored sum.
 
-        All episodes are in one segment; an episode is given by its lane, its first row and its number of steps. Only
-        sealed segments store sums.
+        All episodes are in one segment. ``row`` has the first row of each episode. Only sealed segments store sums.
         """
         folder = self.folder_of(slot) if 0 <= slot < len(self.folders) else None
         if folder is None or not folder.info.sealed:
@@ -688,12 +691,11 @@ class ChunkTables:
                 table.follow(slot, row)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
-        """Return where the arrays of episode fields have the values of rows with the flag `EPISODE_VALUES`.
+        """Return, for each row with the flag `EPISODE_VALUES`, the row of its values in the arrays of episode fields.
 
-        The values of row ``row[i]`` of ``lane[i]`` are at row ``result[i] + first[i]`` of these arrays. Here,
-        ``first[i]`` is the row of the folder at which ``lane[i]`` begins. In a pack, most results are negative, because
-        these arrays have fewer rows than the folder. ``committed`` is the number of complete rows of each lane; the
-        flags of all these rows may be read.
+        A result is relative to the lane's first row in the folder. In a pack, most results are negative, because the
+        arrays of episode fields have fewer rows than the flags. ``committed`` is the number of complete rows of each
+        lane. The flags of these rows may be read.
         """
         folder, line, before = self.find(slot, lane)
         found = np.empty(len(row), np.int64)
@@ -729,9 +731,9 @@ class ChunkTables:
 
     def _copy(self, folders: Ints) -> "ChunkTables":
         new = ChunkTables(self.root, self._counters)
-        with self.lock, new.lock:  # `chunk_budget.share` has shown the new tables to other threads already
+        with self.lock, new.lock:  # other threads may already use the new tables
             is_there = np.zeros(len(self.known) + 1, np.bool_)
-            is_there[folders] = True  # a slot without a folder has the number -1, and sets the extra last element
+            is_there[folders] = True  # -1, for a slot without a folder, sets the extra last element
             gone = [at for at, folder in enumerate(self.known) if folder is not None and not is_there[at]]
             new.known = [folder if is_there[at] else None for at, folder in enumerate(self.known)]
             new.folders, new.lane_base, new.first_rows = folders, self.lane_base, self.first_rows

@@ -1,4 +1,4 @@
-"""Decompresses the inner chunks of a compressed field that a batch needs, in several threads."""
+"""Decompresses inner chunks of a compressed field in several threads."""
 
 import os
 import resource
@@ -21,9 +21,8 @@ _MOST_THREADS = 4
 # After this many successive calls of `decompress` without a read from disk, `_Cold` requests no blocks until a call
 # reads from disk again.
 _WARM_CALLS = 32
-# The number of bytes read from disk at once, if the compressed field takes at most `_MOST_BYTES`, a quarter of the
-# memory. This read also brings the neighbours of an inner chunk into the page cache, where they stay until batches need
-# them.
+# If a compressed field takes at most `_MOST_BYTES`, it is read from disk in blocks of this many bytes. A block also has
+# neighbours of the inner chunk, and they stay in the page cache for later batches.
 _BLOCK_BYTES = 64 << 10
 _MOST_BYTES = MEMORY // 4
 
@@ -31,15 +30,15 @@ _MOST_BYTES = MEMORY // 4
 Part = tuple[Ints, Room]
 """The numbers of some inner chunks of a shard, and memory for these chunks.
 
-Inner chunks of only zeros have no bytes in the shard, and are not in a part.
+An inner chunk that has only zeros is not stored in the shard, so no part has it.
 """
 
 
 def decompress(shard: Shard, parts: Sequence[Part], *, on_disk: int) -> None:
     """Decompress the inner chunks of all parts into the memory of the parts, in this thread and in helper threads.
 
-    ``on_disk`` is the size of the complete field in bytes, compressed. After an interrupt of this call, a helper thread
-    may still finish a part. Until the part is finished, the thread keeps the shard and the memory of all parts alive.
+    ``on_disk`` is the compressed size of the field in bytes. If this call is interrupted, a helper thread may still
+    finish a part. The thread keeps the shard and the memory of the parts alive.
 
     Raises
     ------
@@ -94,7 +93,7 @@ class _Cold:
 
 
 def _blocks(shard: Shard, numbers: Ints, block: int) -> tuple[Ints, Ints]:
-    """Return, for each inner chunk, the address and size of its range of blocks, rounded to whole pages."""
+    """Return the address and size of the blocks around each inner chunk, rounded to whole pages."""
     first, stop = shard.offsets[numbers], shard.offsets[numbers] + shard.sizes[numbers]
     first, stop = first // block * block, -(-stop // block) * block
     return whole_pages(shard.mapping.address + first, np.minimum(stop, shard.mapping.nbytes) - first)

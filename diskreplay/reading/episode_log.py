@@ -57,7 +57,7 @@ class EpisodeLog:
         return self._lines
 
     def extend_to(self, size: int, steps: int) -> None:
-        """Set the table to the first ``size`` lines of the array from `reserve`, which have ``steps`` steps in all."""
+        """Extend the table to ``size`` lines; ``steps`` is the number of steps of all these lines."""
         self.table = EpisodeTable(self._lines[:size])
         self.steps = steps
 
@@ -172,7 +172,10 @@ class FollowedLanes(Protocol):
     def origin(self) -> int: ...
 
     def lanes_of(self, slot: int) -> tuple[int, Ints] | None:
-        """Return the number of a segment's writer, and the writer's number of each lane; None: the segment is gone."""
+        """Return the number of a segment's writer, and the numbers that this writer gave to the segment's lanes.
+
+        Return None if the segment is gone.
+        """
 
     def published_rows(self, slot: int, lane: int) -> int: ...
 
@@ -191,9 +194,9 @@ class Discards:
     def __init__(self) -> None:
         self.episodes = _NOTHING.episodes
         self._generation, self._read = -1, 0  # the log's generation and length at the last search
-        # (slot, lane) of each lane that has an earlier part of a discarded episode, if the part was not found yet.
+        # (slot, lane) of each lane in which an earlier part of a discarded episode has yet to be found.
         self._tails: set[tuple[int, int]] = set()
-        # The latest argument of `with_evicted` and the result for it; None if `episodes` has changed since that call.
+        # The argument and the result of the last call of `with_evicted`; None after a change of `episodes`.
         self._left_out: tuple[Evicted, Evicted] | None = None
 
     @property
@@ -221,7 +224,7 @@ class Discards:
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
         """Find discarded episodes among the log's new episodes, and flag all parts of these episodes as DISCARDED.
 
-        Returns the discarded episodes and the earlier parts that this call has found.
+        Returns all parts of discarded episodes that this call has found.
         """
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0
@@ -252,10 +255,9 @@ class Discards:
             self._seek_parts_before(episodes, follower)
 
     def _seek_parts_before(self, episodes: EpisodeTable, follower: FollowedLanes) -> None:
-        """Record the lanes that `_find_parts` has to search for the parts before these episodes.
+        """Record the lanes in which `_find_parts` has to search for earlier parts of these episodes.
 
-        The part before an episode is the last episode of the same lane in an earlier segment of the writer: the latest
-        earlier segment with rows of this lane.
+        An earlier part is the last episode of the same lane in the writer's previous segment with rows of this lane.
         """
         continuing = episodes.select(episodes.end & CONTINUES != 0)
         positions = ((continuing.first & POSITION_MASK) % continuing.stride).tolist()

@@ -210,8 +210,7 @@ class Episode:
         """Return a field by name.
 
         A field of the steps has the shape ``(T, ...)``. An episode field has one value, or is None if the episode was
-        given no values. A store does not record which episode fields were given. If some episode fields were given, the
-        other episode fields are zeros.
+        given no values. If only some episode fields were given, the other episode fields are zeros.
 
         "priority" is the priority that each step was appended with, ``(T,)`` float64. A step without a priority has
         NaN.

@@ -30,7 +30,7 @@ _AT_ONCE = 16 << 20
 
 
 class _Sealed(NamedTuple):
-    """One sealed segment, read by `read_sealed`, or several segments of a pack, read by `Pack.read_flags`."""
+    """The flags of one sealed segment, or of several segments of a pack."""
 
     slots: list[int]
     committed: Ints
@@ -90,7 +90,7 @@ class FollowedRows:
     # --- new and deleted segments ------------------------------------------------------------------------------------
 
     def add(self, infos: list[SegmentInfo | None], packs: Sequence[Pack]) -> None:
-        """Add new segments and packs; None in ``infos`` stands for a segment that is gone, or in a pack."""
+        """Add new segments and packs; an element of ``infos`` is None if the segment is gone or is in a pack."""
         first_slot = len(self.slots.lanes)
         self._frontier.add_lanes(self.slots.add(infos, packs))
         self.tables.add_slots(infos, self.slots.lane_base, self.slots.rows.shape[1])
@@ -147,9 +147,9 @@ class FollowedRows:
     def drop(self, slots: list[int]) -> None:
         """Empty the slots of segments that are gone.
 
-        Episodes that a limit hides stay in the log until half of the log belongs to segments that are gone. The log is
-        shortened rarely, because every sampler then starts over. All other episodes of these segments leave the log at
-        once. A reader that opens the store now does not find them, and all readers must have the same episodes.
+        If a limit hides all episodes of these segments, the episodes stay in the log until they are half of the log.
+        Every sampler starts over when episodes leave the log. Episodes that are not hidden leave the log at once,
+        because a new reader of the store would not find them.
         """
         if not slots:
             return
@@ -232,13 +232,14 @@ class FollowedRows:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
         elif live.checked_rows == before:
-            # If this call has checked new rows, the next call maps chunks: the kernel stops again at an unmapped chunk.
+            # If new rows were checked above, their chunks are not mapped yet: the kernel stops at an unmapped chunk,
+            # and this method runs again.
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaf(leaf).ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)
 
     def reread(self, slot: int) -> bool:
-        """Read the attributes of a segment in `live` again after they were replaced; return whether it is sealed."""
+        """Read the new attributes of a segment in `live`, and return whether the segment is sealed."""
         before, live = self.live.segments[slot], LiveSegment(self._root, self.slots.origin + slot)
         if live.folder != before.folder:
             return False  # repair has replaced the folder, and will increment the counter CHANGES

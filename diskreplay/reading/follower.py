@@ -30,8 +30,7 @@ CHECK_EVERY_S = 1.0
 # meanwhile.
 _ATTEMPTS = 100
 
-# The kernels as plain Python functions. These functions are used until a sampler, which needs numba anyway, calls
-# `follow_with` with compiled kernels.
+# The kernels as plain Python functions. They are used until a sampler calls `follow_with` with compiled kernels.
 _PLAIN: dict[str, Kernel] = {"advance": advance, "advance_hiding": advance_hiding}
 
 
@@ -46,7 +45,7 @@ class Follower:
     def __init__(self, root: Root, counters: StoreCounters, warns: bool = True) -> None:
         self._root, self._counters, self._warns = root, counters, warns
         self._lock = threading.Lock()
-        self._broken = False  # whether `_now` is incomplete, so that the next refresh reads all again
+        self._broken = False  # whether `_now` is incomplete, so that the next refresh reads the whole store
         self._least = layout.MAX_SEGMENTS  # the lowest segment number in the packs known so far
         self._kernel: Callable[[str], Kernel] = _PLAIN.__getitem__
         self._now = self._begin(0)
@@ -140,9 +139,8 @@ class _Generation:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
         root.follow_limits()  # after `counters.read()`, so that a later change of a limit changes a counter
-        # A limit hides single steps, in the order of their publication, so the follower reads the times of rows. The
-        # follower also reads times if an earlier limit has hidden steps, which stay hidden. In all other stores, the
-        # follower reads no times.
+        # A limit hides steps in the order of their publication, so the follower needs the times of rows. Steps that an
+        # earlier limit has hidden stay hidden.
         self._limits = replace(root.limits)
         self._is_timed = self._hides(self._words)
         self._raw = b""
@@ -155,7 +153,7 @@ class _Generation:
         give_back_free(max(len(self.rows.log), len(known.slots.lanes)))
 
     def _hides(self, words: Ints) -> bool:
-        """Return whether a limit hides steps, or an earlier limit has hidden some; ``words`` are the counters."""
+        """Return whether the store has a limit, or an earlier limit has hidden steps; ``words`` has the counters."""
         return self._limits.are_set or bool(words[[layout.FRONTIER, layout.HORIZON]].any())
 
     @property
@@ -207,7 +205,7 @@ class _Generation:
             self._drop_gone(everywhere=is_rearranged)
         if rows.evictions.read(int(words[layout.EVICTION_ENTRIES])):
             rows.remove_evicted()
-            rows.list_growing()  # `LiveLanes` reads `keeps_all_ended` again, which may be False now
+            rows.list_growing()  # so that `LiveLanes` reads `keeps_all_ended` again
         self._words = words
         if self._is_timed:
             self._until = int(max(words[layout.FRONTIER], words[layout.HORIZON]))
@@ -244,8 +242,8 @@ class _Generation:
         known = np.flatnonzero(slots.lanes)
         below = known[slots.last[known] < horizon]
         if not (self._limits.max_age_s is not None or words[layout.EVICTION_ENTRIES] or everywhere):
-            # Check only segments that are neither sealed nor in `live`. A sealed segment is gone only if it is in
-            # `below`. The method `_add_newly_sealed` checks the segments in `live`.
+            # Sealed segments need no check: `below` has those that are gone. `_add_newly_sealed` checks the segments in
+            # `live`.
             known = known[~slots.sealed[known] & ~np.isin(known, list(self.rows.live.segments))]
         numbers = np.unique(slots.folder[known]).tolist()
         gone = set(numbers) - set(present_segments(self._root, numbers))
@@ -255,7 +253,7 @@ class _Generation:
     def _add_newly_sealed(self) -> bool:
         """Add the last rows of segments that were sealed since the last call, the newest segment first.
 
-        Returns whether a segment was sealed, or was left out because it is damaged or gone.
+        Returns whether any segment was sealed or left out.
         """
         self._next_check_at = time.monotonic() + CHECK_EVERY_S
         changed, live = False, self.rows.live.segments
@@ -269,7 +267,7 @@ class _Generation:
         return changed
 
     def _has_returned(self) -> bool:
-        """Return whether a gone or damaged segment may be back, or another segment has replaced a segment."""
+        """Return whether a segment may have come back to the store, or may have been replaced."""
         infos = [folder.info for folder in self.rows.tables.known if folder is not None]
         known: dict[int, Identity | int] = {info.number: info.document for info in infos}
         known |= {slot + self.rows.origin: live.folder for slot, live in self.rows.live.segments.items()}

@@ -113,7 +113,7 @@ class Slots:
         return self.origin + len(self.lanes)
 
     def add(self, infos: Sequence[SegmentInfo | None], packs: Sequence[Pack]) -> int:
-        """Add slots for new segments; None in ``infos`` stands for a segment that is gone, or in one of ``packs``."""
+        """Add slots for new segments; an element of ``infos`` is None if the segment is gone or in a pack."""
         start, count = self.end, len(infos)
         lanes = np.array([0 if info is None else len(info.lanes) for info in infos], np.int64)
         clocks, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -172,8 +172,8 @@ class Slots:
 class KnownSegments:
     """Reads the segments of one store, and records the segments that it cannot read. Not thread-safe.
 
-    The first slot of ``slots`` is for segment ``least``, or for an earlier segment if one may exist. ``damaged``
-    describes the damage of each segment that is left out, by number.
+    The first slot of ``slots`` is for segment ``least``, or for an older segment that may exist. ``damaged`` describes
+    the damage of each segment that is left out, by number.
     """
 
     def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
@@ -275,7 +275,7 @@ class KnownSegments:
         return packs
 
     def leave_out(self, number: int, error: Exception) -> None:
-        """Record the damage of a segment; raise Merged instead if its rows are now in a pack that is not known yet."""
+        """Record that a segment is damaged, or raise Merged if its rows are now in a pack that is not known yet."""
         self.check_merged([number])
         self.note_damage(number, error)
 

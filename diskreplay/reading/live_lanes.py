@@ -61,7 +61,7 @@ class CapacityFrontier:
     Attributes
     ----------
     generation : int
-        The generation of the `EpisodeLog` whose hidden steps were counted last.
+        The value of `EpisodeLog.generation` at the last count of hidden steps.
     oldest : (lanes,) int64
         The first visible row of each lane, `hiding.NEVER` if its segment is gone. The array is replaced when a value
         changes.
@@ -102,9 +102,9 @@ class CapacityFrontier:
     def drop(self, gone: NDArray[np.bool_], log: EpisodeTable, place: Ints, open_start: Ints) -> None:
         """Hide all steps of lanes whose segments are gone.
 
-        Steps of open episodes in these lanes no longer count as hidden. ``gone`` is the mask of these lanes. ``place``
-        has, for each episode of the log, the place of its lane among all lanes. ``open_start`` has the first row of
-        each lane's open episode, -1 if the lane has no open episode.
+        ``gone`` is True for these lanes. ``place`` has a number for each episode of the log: the place of the episode's
+        lane among all lanes. ``open_start`` has the first row of each lane's open episode, -1 if the lane has no open
+        episode.
         """
         self._take_over()
         found = self.found
@@ -138,8 +138,7 @@ class CapacityFrontier:
         self._forget(log.generation)
         hidden = int(self.hidden_of(log.table, place).sum()) + self._hidden_of_open(open_start)
         self.found[hiding.HIDDEN] = hidden
-        # If a reader that opens the store now got a lower REACHED than this reader, the samplers of the two would order
-        # ids differently.
+        # Every reader must compute the same REACHED, because the order of a sampler's ids depends on it.
         gone = log.table.time[self.oldest[place] == hiding.NEVER].max(initial=-1) + 1
         self.found[hiding.REACHED] = max(self.found[hiding.HIDDEN_BEFORE], int(gone)) if hidden else 0
 
@@ -187,7 +186,8 @@ class LiveLanesOwner(Protocol):
     def add_ended(self, end: int, steps: int) -> None:
         """Add to the log the episodes that the kernel has written to the log's free lines, up to line ``end``.
 
-        ``steps`` is the number of steps of the log, including these episodes. Evicted and lost episodes are not added.
+        ``steps`` is the number of steps of the log, including these episodes. Episodes that were evicted or lost are
+        not added to the log.
         """
 
     def read_time(self, step_id: int) -> bool:
@@ -221,7 +221,8 @@ class LiveSegment:
     def read(self, before: Ints) -> tuple[Ints, Ints]:
         """Return the numbers of complete rows, and of rows with an observation, of each lane.
 
-        ``before`` has the numbers of complete rows from the last call: a lower number now is an error.
+        ``before`` has the numbers of complete rows from the last call. If a number has decreased, FormatError is
+        raised.
         """
         # `observed` must be read before `committed`: steps that a writer publishes in between would make `observed` too
         # large. `observed` may be `committed` + 1: the row after the complete rows may have an observation.
@@ -254,7 +255,7 @@ class LiveLanes:
     segments : dict of int to LiveSegment
         The segments, by slot. Call `list_segments` after each change of this dict.
     growing : (segments, 8) int64
-        The table of these segments, see `kernels.following`.
+        The table of the segments, see `kernels.following`.
     open_steps : int
         The number of steps of the open episodes of all lanes.
     """
@@ -268,17 +269,18 @@ class LiveLanes:
         self._addresses: Ints  # the addresses of `_arrays`
         self._found = self._numbers.data  # the memory of `_numbers`, read as Python numbers
         self._leaves = leaves
-        self._held: Callable[[], MappingGuard | None] = no_reference  # the guard of `_prepare`
+        self._held: Callable[[], MappingGuard | None] = no_reference  # returns the guard of the last `_prepare`
         self._record = np.zeros(0, np.int64)  # the record of the next snapshot, see `kernels.frozen`
 
     def follow_with(self, kernel: Kernel) -> None:
         self._kernel, self._held = kernel, no_reference
 
     def list_segments(self, lanes: Ints, segments: Segments, tables: ChunkTables) -> None:
-        """Make a new table of growing segments, after any of the arguments was replaced.
+        """Make a new table of growing segments.
+
+        Call this whenever ``lanes``, ``segments`` or ``tables`` was replaced by another object.
 
         ``lanes``, ``(5, n)`` int64, has five numbers per lane: COMMITTED to OPEN_TIME of `kernels.following`.
-        ``tables`` has the addresses of the rows.
         """
         self._lanes, self._segments, self._tables = lanes, segments, tables
         self.growing = np.zeros((len(self.segments), following.GROWING_COLUMNS), np.int64)
@@ -364,7 +366,7 @@ class LiveLanes:
         return int((self._lanes[following.COMMITTED, place] - start)[start >= 0].sum())
 
     def _note_log_end(self) -> None:
-        """Tell the kernel where the log ends: the kernel writes newly ended episodes to the free lines after it."""
+        """Tell the kernel where the log ends."""
         self._table = self._log.table
         self._size = len(self._table.lines)
         self._found[following.ENDED], self._found[following.ENDED_STEPS] = self._size, self._log.steps

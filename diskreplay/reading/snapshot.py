@@ -111,10 +111,10 @@ class LaneMap:
         return places
 
     def next_rows(self, snapshot: Any, places: Ints) -> Ints:
-        """Return, for each place, the place of the same lane in the next segment with rows of the lane; -1: none."""
+        """Return the place of each lane in the next segment that has rows of the lane; -1 if there is none."""
         found = self.following[places]
         while True:
-            found[found >= len(snapshot.committed)] = -1  # these segments are newer than the snapshot
+            found[found >= len(snapshot.committed)] = -1  # in segments that are newer than the snapshot
             empty = found >= 0
             empty[empty] = snapshot.committed[found[empty]] == 0
             if not empty.any():
@@ -124,7 +124,7 @@ class LaneMap:
     def growing(self, snapshot: Any) -> Ints:
         """Return the keys of all lanes of the writers that have an unsealed segment, in ascending order."""
         live = ~snapshot.sealed & (snapshot.lanes > 0)
-        there = slice(len(snapshot.committed))  # this leaves out segments that are newer than the snapshot
+        there = slice(len(snapshot.committed))  # without the segments that are newer than the snapshot
         writers = np.unique(self.key[there][live[self.slot[there]]] >> LANE_BITS)
         return self.keys[np.isin(self.keys >> LANE_BITS, writers)]
 
@@ -164,7 +164,7 @@ class SegmentTable(NamedTuple):
         The generation of the log. In all snapshots with the same generation, a position in ``log`` stands for the same
         episode.
     folders, first_rows : (slots,) and (lanes,) int64
-        Where the rows of each segment and lane are: see `ChunkTables`.
+        The folder of each segment, and the first row of each lane in its folder: see `ChunkTables`.
     growing : (segments, 3) int64
         A line for each segment that may grow: its slot, its number of lanes, and the place of its first lane among live
         lanes.
@@ -299,7 +299,10 @@ class Snapshot:
         return self._counters[following.COMMITTED]
 
     def committed_rows(self, slot: Ints, lane: Ints) -> Ints:
-        """Return the number of complete rows of each ``(slot[i], lane[i])``; `committed` is slower for few lanes."""
+        """Return the number of complete rows of each ``(slot[i], lane[i])``.
+
+        For few lanes, this is faster than `committed`.
+        """
         rows: Ints = self.lane_rows[following.COMMITTED, self.lane_base[slot] + lane]
         column = self.segments.live_base[slot]
         grows = column >= 0
@@ -399,9 +402,9 @@ class Snapshot:
         return EpisodeTable(found)
 
     def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
-        """Return where the arrays of episode fields have the values of these ended episodes: slots, lanes and rows.
+        """Return the slots, lanes and rows at which the arrays of episode fields have the values of ended episodes.
 
-        All ``episodes`` must have values. For the rows see `ChunkTables.value_rows`.
+        Each episode must have such values. The rows are the result of `ChunkTables.value_rows`.
         """
         slots = (episodes.first >> POSITION_BITS) - self.origin
         row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)
@@ -431,10 +434,9 @@ class Snapshot:
         return hidden
 
     def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return four arrays of numbers of steps, each with a number for every slot.
+        """Return the numbers of visible, hidden and discarded steps per slot, and of steps both discarded and evicted.
 
-        The arrays count visible steps, hidden steps, discarded steps, and steps both discarded and evicted. The third
-        array includes the steps of the fourth.
+        Each of the four arrays has a number per slot. The third array includes the steps of the fourth array.
         """
 
         def count(episodes: EpisodeTable, steps: Ints) -> Ints:

@@ -15,8 +15,8 @@ from diskreplay.segments.documents.limiters import Inserted, RowsOf, StepCounter
 class Steps(NamedTuple):
     """The number of steps inserted into a segment or a store, and how many of these steps are in each class.
 
-    The classes are the fields after ``inserted``. A step that belongs to several classes is only counted in the last of
-    these fields. If readers leave out a damaged segment, all its steps count as lost.
+    The classes are the fields ``visible`` to ``lost``. A step of several classes is only counted in the last one. If
+    readers leave out a damaged segment, all its steps count as lost.
     """
 
     inserted: int = 0
