@@ -42,7 +42,7 @@ NEWEST = 100
 """The number of newest episodes over which the mean total reward is computed."""
 
 # With this many lanes in unsealed segments, compiled code finds new rows, because plain Python takes 70 us per lane.
-# The first look always uses plain Python, because loading or compiling the code takes longer.
+# The first look always uses plain Python, because it takes longer to load or compile the code.
 _MANY_LANES = 256
 
 # Growth in steps is measured over the last _RATE_S seconds. Growth in bytes is measured over the last _GROWTH_S
@@ -59,8 +59,8 @@ _FULL = 7 / 8
 class Disk:
     """The number of bytes of a store, and the number of free bytes of its file system.
 
-    `bytes_per_hour` is the growth of the store; None in the first minute, and for a store at its limit, which no longer
-    grows. `full_in_s` is the time in seconds until the disk is full at this rate; None if the disk will not fill.
+    `bytes_per_hour` is the growth of the store; None in the first minute, and for a store that has reached a limit.
+    `full_in_s` is the time in seconds until the disk is full at this rate; None if the disk will not fill.
     """
 
     bytes: int
@@ -75,8 +75,8 @@ class RetentionActivity:
 
     `share` is the fraction of `capacity` or `capacity_bytes` that is used: the larger fraction if both are set, and
     None if neither is set. `reached_in_s` is the time in seconds until one of these two limits is reached at the
-    present rate. `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` is its growth
-    per second. `oldest_age_s` is the age of the oldest visible step.
+    present rate. `steps_gone` is the number of inserted steps that are not visible, and `gone_per_second` is the growth
+    of `steps_gone`. `oldest_age_s` is the age of the oldest visible step.
     """
 
     capacity: int | None
@@ -131,10 +131,10 @@ class Activity:
     path : Path
         The folder of the store.
     limiters : iterable of RateLimiter
-        Limiters with the arguments that writers and samplers use, because these arguments are not on disk.
+        The limiters of the store's writers and samplers. The arguments of limiters are not on disk.
     progress : callable, optional
-        Before the first look, the sizes of segments are measured, and ``progress(done, total)`` is called with numbers
-        of segments.
+        ``progress(done, total)`` is called with numbers of segments while the constructor measures the sizes of
+        segments.
 
     Raises
     ------
@@ -283,7 +283,7 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
 
 
 def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
-    """Return the age in seconds of the oldest visible step of the first segment that has one; None if unknown."""
+    """Return the age in seconds of the oldest visible step in the first segment with visible steps; None if unknown."""
     for slot in np.flatnonzero(snapshot.lanes).tolist():
         lanes, base = int(snapshot.lanes[slot]), int(snapshot.lane_base[slot])
         oldest, committed = snapshot.oldest[base : base + lanes], snapshot.committed[base : base + lanes]
@@ -305,8 +305,8 @@ def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
 class DiskUse:
     """The bytes that a store takes on disk; not thread-safe.
 
-    A segment that may grow is measured at each look. A sealed segment is measured at two more looks, because sealing
-    releases its reserved blocks.
+    A segment that may grow is measured at each look. Sealing frees reserved blocks of a segment, so a sealed segment is
+    measured at two more looks.
     """
 
     def __init__(self, root: Root) -> None:
@@ -396,14 +396,14 @@ def count_ended(snapshot: Snapshot) -> int:
 
 
 def _candidates(ended: EpisodeTable, most: int) -> EpisodeTable:
-    """Return a part of ``ended`` that probably has its newest ``most`` episodes, without reading times.
+    """Return some episodes of ``ended``, probably including the ``most`` newest episodes, without reading times.
 
-    The part has the episodes of the newest segments. If these segments have more than `_CANDIDATES` episodes, the part
-    has only the `_CANDIDATES` episodes in the last rows.
+    The result has the episodes of the newest segments. If these are more than `_CANDIDATES` episodes, the result has
+    only the `_CANDIDATES` episodes with the highest first rows.
     """
     segment = ended.first >> POSITION_BITS
     counts = np.bincount(segment - segment.min())
-    # The factor is 4, because several writers may fill segments at the same time.
+    # The factor 4 allows for several writers that fill segments at the same time.
     enough = np.searchsorted(np.cumsum(counts[::-1]), 4 * most)
     ended = ended.select(segment >= segment.max() - enough)
     if len(ended) > _CANDIDATES:

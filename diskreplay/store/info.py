@@ -199,7 +199,7 @@ def _segments(
 
 
 def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any], list[list[int]]]:
-    """Return the description of a segment or pack, and the lines of `read_members` of all segments merged into it.
+    """Return the description of a segment or pack, and the lines of `read_members` for its members.
 
     A damaged segment is described as far as possible. Raises FileNotFoundError if the segment is gone.
     """
@@ -235,8 +235,8 @@ def _unproven(info: SegmentInfo, state: str) -> int:
 def segment_state(info: SegmentInfo) -> str:
     """Return the state of a segment: "sealed", "writing", "dead", "foreign" or "unknown".
 
-    The state is "foreign" if another machine wrote the segment to a shared file system, so that the writer may be
-    alive. The state is "unknown" if this process cannot test the segment's lock.
+    The state is "foreign" if another machine wrote the segment to a shared file system: the writer may be alive. The
+    state is "unknown" if this process cannot test the segment's lock.
     """
     if info.sealed:
         return "sealed"

@@ -39,19 +39,19 @@ def create(
         The maximum number of steps to keep; the oldest steps are removed first. None: no limit.
     capacity_bytes : int, optional
         The maximum number of bytes of all segments on disk. The limit is enforced when a segment is begun or sealed:
-        whole sealed segments are deleted, the oldest first. Until the limit is enforced again, each writer adds less
-        than two segments. None: no limit.
+        whole sealed segments are deleted, the oldest first. Between two such moments, each writer adds less than two
+        segments. None: no limit.
     max_age_s : float, optional
         Segments are deleted this many seconds after they were sealed. The limit is enforced when a segment is begun or
         sealed, or when `Store.evict` is called. Segments from before a reboot may be deleted later if no time service,
         such as NTP, sets the machine's clock. None: no limit.
     exist_ok : bool
-        Open an existing store if it has the same schema, and the same value of each limit, `segment_steps`,
-        `compression` and `validate` that is given here. The `chunk_bytes` and `compaction` of an existing store stay as
-        they are.
+        Open the store if it exists already. The store must have the same schema, limits, `segment_steps`, `compression`
+        and `validate`; arguments that are None are not compared. The `chunk_bytes` and `compaction` of the store stay
+        as they are.
     chunk_bytes : int
-        The approximate size of a chunk file, in bytes. A process can map about 30,000 chunks; a large store needs fewer
-        mappings with larger chunks.
+        The approximate size of a chunk file, in bytes. A process can map about 30,000 chunks, so a very large store
+        needs larger chunks.
     segment_steps : int or "episode", optional
         The number of rows, summed over all lanes, after which a writer begins a new segment. "episode": one segment per
         episode. None: the rows that fit into 4 GiB, but at most a sixteenth of `capacity` and of `capacity_bytes`. If a
@@ -61,12 +61,11 @@ def create(
         the default is 1. Samplers decompress the rows that they draw. Needs ``diskreplay[zstd]``, here and wherever the
         store is read.
     compaction : "auto" or "manual"
-        With "auto", processes that write merge small sealed segments in the background, in a child process that rests
-        most of the time; see `Store.compact`. With "manual", only `Store.compact` merges.
+        With "auto", each process with a writer starts a child process that merges small sealed segments in the
+        background; see `Store.compact`. With "manual", only `Store.compact` merges.
     validate : "finite" or "space", optional
-        The values that writers refuse with a SchemaError, which names the value. "finite": NaN and infinities. "space":
-        also actions outside their space, for a schema made of spaces. These checks take some microseconds per append.
-        None: no checks.
+        The values that writers refuse with a SchemaError. "finite": NaN and infinities. "space": also actions outside
+        their space, for a schema made of spaces. These checks take some microseconds per append. None: no checks.
 
     Raises
     ------
@@ -173,7 +172,7 @@ def open(path: PathLike, mode: Literal["r", "a"] = "r") -> Store:
     ReadOnlyError
         The mode is "a", and the operating system does not let this process write to the store.
     StoreLocked
-        Other processes merged segments each time that the store was read, 100 times.
+        The store was read 100 times, and each time other processes merged segments meanwhile.
 
     Examples
     --------

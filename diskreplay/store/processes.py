@@ -72,7 +72,7 @@ class WriterActivity:
 
 
 class Writers:
-    """The writers that had unsealed segments or new steps at one of the looks so far; not thread-safe."""
+    """The writers that had unsealed segments or new steps at any look of `Activity`; not thread-safe."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -80,7 +80,7 @@ class Writers:
         self._new: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
-        self._appended: dict[int, int] = {}  # by writer: time of its newest row, in nanoseconds since the epoch
+        self._appended: dict[int, int] = {}  # {writer: time of the writer's newest row in nanoseconds}
 
     def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
         own: dict[int, list[SegmentInfo]] = {}
@@ -235,8 +235,8 @@ class LimiterCounts:
 
     `samples_until_held` is the number of steps that can be drawn before samplers have to wait. `inserts_until_held` is
     the number of steps that can be inserted before writers have to wait. `held` names who has to wait now: "samplers",
-    "writers", "samplers and writers", or None. These three values are None if the limiter was not passed to `Activity`,
-    because the arguments of limiters are not on disk.
+    "writers", "samplers and writers", or None. All three are None if the limiter was not passed to `Activity`: the
+    arguments of limiters are not on disk.
     """
 
     name: str

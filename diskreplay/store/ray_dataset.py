@@ -26,8 +26,8 @@ from diskreplay.store.tables import column_name, hidden_column, joined
 
 Where = Callable[[Episode], bool]
 
-# The number of bytes of a block of Ray Data. With this size, several blocks are in memory at once, and Ray's cost per
-# block is small.
+# The number of bytes of a block of Ray Data. With larger blocks, fewer blocks would fit into memory at once. With
+# smaller blocks, Ray's cost per block would be too large.
 BLOCK_BYTES = 32 << 20
 NEXT_OBS = "next_obs"
 _EVERY = "..."
@@ -142,10 +142,9 @@ class StoreDatasource(Datasource):  # type: ignore[misc]
 
 
 def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
-    """Return indices that divide episodes, which are sorted by segment, into about ``parts`` parts of similar size.
+    """Return the indices at which to cut episodes into about ``parts`` parts with similar numbers of steps.
 
-    The size of a part is its number of steps. A part ends where a segment ends, unless the segment is larger than a
-    part.
+    The episodes are sorted by segment. A part ends where a segment ends, unless the segment is larger than a part.
     """
     count, ends = len(steps), np.cumsum(steps)
     if not count:
@@ -167,11 +166,11 @@ def segment_cuts(segments: Ints, steps: Ints, parts: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class ReadSteps:
-    """A task of Ray Data: a call reads the steps of some episodes.
+    """A task of Ray Data that reads the steps of some episodes when Ray calls it.
 
-    ``number`` is the index of the first of these episodes among all episodes of the dataset. For each episode,
-    ``steps`` has the number of steps to read, and ``hidden`` the number of steps that were hidden when the dataset was
-    made.
+    ``number`` is the index of the first of these episodes among all episodes of the dataset. ``steps`` has the number
+    of steps to read of each episode. ``hidden`` has the number of steps of each episode that were hidden when the
+    dataset was made.
     """
 
     path: str

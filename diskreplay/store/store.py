@@ -165,7 +165,7 @@ class Store:
 
     @property
     def uuid(self) -> str:
-        """The store's identity, made by `create`; copies of a store share it."""
+        """The identity of the store and of all its copies, made by `create`."""
         return self._root.uuid
 
     @property
@@ -186,7 +186,7 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """The store's state at the last refresh: every method that reads steps reads them from this snapshot."""
-        # Most methods use this property, so a call of `_open_follower`, which takes time, is avoided.
+        # To save time, `_open_follower` is called only if the store is closed.
         return (self._follower or self._open_follower()).snapshot
 
     def __len__(self) -> int:
@@ -207,12 +207,11 @@ class Store:
         return len(self.episodes)
 
     def refresh(self) -> int:
-        """Take a new snapshot; return the number of steps that became visible with it."""
+        """Take a new snapshot, and return the number of new visible steps."""
         return self._open_follower().refresh()[1]
 
     def newest_snapshot(self) -> Snapshot:
         """Take a new snapshot and return it."""
-        # Samplers call this for every batch, so a call of `_open_follower` is avoided.
         return (self._follower or self._open_follower()).refresh()[0]
 
     def follow_compiled(self, also: Sequence[str] = ()) -> None:
@@ -274,11 +273,12 @@ class Store:
         dry_run : bool
             Change nothing, and return the actions that would be taken.
         foreign : bool
-            Also seal segments that another machine wrote. Their writer must be dead, which this machine cannot check.
+            Also seal segments that another machine wrote. You must know that their writer is dead: this machine cannot
+            check it.
         salvage : bool
             Also keep steps that no mark proves, as far as their flags are valid. These steps may have wrong bytes.
         restore : int, optional
-            The number of a segment to bring back from quarantine. Nothing else is repaired then.
+            The number of a segment to bring back from quarantine. With this argument, nothing else is repaired.
         max_lost_steps : int, optional
             Leave a segment as it is if its repair would set aside more steps than this. None: no limit.
 
@@ -342,16 +342,16 @@ class Store:
         progress : callable, optional
             ``progress(done, total)`` is called now and then, with numbers of bytes.
         link : bool
-            Whether files of sealed segments may share disk blocks with the copy, or be hard links, if the file system
-            supports either. Sharing takes no time and no space, but damage of the disk then affects store and copy.
+            Whether sealed segments of the store and of the copy may share disk blocks or files, if the file system
+            supports this. Sharing takes no time and no space, but damage of the disk then affects both the store and
+            the copy.
 
         Raises
         ------
         StoreExists
             Something is at the path, or an unfinished backup of another store is next to it.
         StorageFull
-            The disk is full. When the disk has room again, repeat the call, which continues where the first call
-            stopped.
+            The disk is full. A repeated call continues where this call stopped.
         StoreLocked
             Another process makes a backup at this path, or held the store lock for a minute.
         ReadOnlyError
@@ -382,9 +382,9 @@ class Store:
         episodes, priorities and saved states stay, and samplers continue. Episodes that were evicted by hand are
         deleted from the disk, except for their flags and times.
 
-        Segments are left as they are if they are being written, fill half of a pack or are damaged. A pack holds at
-        most a sixteenth of the capacity, as it is evicted as a whole. Merged segments are deleted when their pack is
-        complete and durable. During the merge, the disk needs room for the segments and their pack.
+        Damaged segments, segments that are still written, and segments that fill half of a pack are not merged. A pack
+        holds at most a sixteenth of the capacity, because a pack is evicted as a whole. Merged segments are deleted
+        when their pack is complete and durable. During the merge, the disk needs room for the segments and their pack.
 
         Parameters
         ----------
@@ -394,15 +394,15 @@ class Store:
         progress : callable, optional
             ``progress(done, total)`` is called now and then, with numbers of bytes on disk.
         dry_run : bool
-            Change nothing, and return the segments that would be merged, with ``bytes_after`` 0.
+            Change nothing, and return the numbers of a real call; only ``bytes_after`` is 0.
         only_compress : bool
             Only compress: segments and packs that have nothing to compress stay as they are.
 
         Returns
         -------
         dict
-            ``segments`` (how many were merged), their ``steps``, and their bytes on disk, ``bytes_before`` and
-            ``bytes_after``. All numbers are 0 if there was nothing to merge.
+            ``segments`` and ``steps``: the numbers of merged segments and of their steps. ``bytes_before`` and
+            ``bytes_after``: their bytes on disk. All numbers are 0 if there was nothing to merge.
 
         Raises
         ------
@@ -433,8 +433,8 @@ class Store:
     def evict(self, where: Callable[[Episode], bool]) -> int:
         """Evict the episodes for which a predicate is true, and return the number of their steps.
 
-        The predicate is called for every episode with a visible step in a sealed, that is, complete segment. An episode
-        is evicted as a whole, and the result counts all its steps, hidden ones included.
+        The predicate is called for every visible episode of the sealed segments. An episode is evicted as a whole, and
+        the result counts all its steps, hidden ones included.
 
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or the
         calling process dies, either all of these episodes are evicted or none. Bytes are deleted when all steps of a
@@ -444,7 +444,7 @@ class Store:
         Parameters
         ----------
         where : callable
-            ``where(episode)`` returns True to evict, as ``lambda e: e["policy_version"][0] < 10`` does.
+            ``where(episode)`` returns True to evict, such as ``lambda e: e["policy_version"][0] < 10``.
 
         Raises
         ------
@@ -472,7 +472,7 @@ class Store:
     ) -> None:
         """Change the limits of the store, for every process that has it open.
 
-        Steps that exceed a smaller limit are hidden at the next refresh. Hidden steps are deleted when their whole
+        Steps that exceed a smaller limit are hidden at the next refresh. Hidden steps stay on disk until their whole
         segment is deleted. A larger limit does not bring hidden steps back. Open writers keep the segment size that
         they started with.
 
@@ -532,9 +532,10 @@ class Store:
 
     @shown_paths()
     def write_note(self, name: str, value: Any) -> None:
-        """Save a JSON value under a name, such as the source of the data. An earlier note of this name is replaced.
+        """Save a JSON value as the note ``name``, and replace an earlier note of this name.
 
-        Notes are kept in the store, but do not affect it. The note is durable when the call returns.
+        A note can say, for example, where the data come from. Notes do not affect the store. The note is durable when
+        the call returns.
 
         Raises
         ------
@@ -590,7 +591,7 @@ class Store:
     def to_numpy(self) -> dict[str, Any]:
         """Return everything in the current snapshot as arrays in memory, oldest episode first.
 
-        Episodes are whole, so N, the number of steps, is larger than ``len(store)`` if steps are hidden.
+        Episodes are whole: N, the number of steps, includes hidden steps, and may be larger than ``len(store)``.
 
         Returns
         -------
@@ -606,7 +607,7 @@ class Store:
             - `hidden`, (N,) bool, whether the capacity or the age limit hides the step from samplers. The column is
               called `is_hidden` if an extra field is called `hidden`.
 
-            A field that has the same name as another column is under its path instead, such as `extra/id` or
+            If a field has the same name as another column, the key of the field is its path, such as `extra/id` or
             `episode/length`. The observation that a step led to is the next step's observation, or the final
             observation after an episode's last step.
 
@@ -674,8 +675,8 @@ class Store:
             pickled, as Ray's tasks call it.
         fields : sequence of str, optional
             The columns: "obs" stands for all leaves of the observation, "obs.image" for one leaf, "..." for all
-            columns. "next_obs", the observation that a step led to, is included only if it is named. With "next_obs",
-            the last step of an episode without a final observation is left out.
+            columns. The column "next_obs" has the observation that a step led to: it is included only if it is named.
+            With "next_obs", the last step of an episode without a final observation is left out.
 
         Raises
         ------
@@ -769,8 +770,8 @@ class Store:
             self._compaction.stop_soon()
             background = [self._sealer.drain, self._compaction.stop]
         errors = self._finish([writer.close for writer in list(self._writers)])
-        # A signal handler may call this method during a call of a writer that holds locks. Such a writer closes when
-        # its call ends (``closes_later``). The next `close` of the store then completes the closing.
+        # A signal handler may call this method during a call of a writer. The writer closes at the end of this call
+        # (``closes_later``), and the next `close` of the store completes the closing.
         if not any(writer.closes_later for writer in self._writers):
             errors += self._finish([seal_dropped, *background])
             self._counters.close()

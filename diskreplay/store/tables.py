@@ -24,7 +24,7 @@ Column = NDArray[Any]
 WIDEST = 64
 
 HIDDEN = "hidden"
-"""The name of a bool column, which says whether the capacity or the age limit hides the step."""
+"""The name of the bool column that says whether the capacity or the age limit hides a step."""
 
 
 def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def to_numpy(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _free_names(part: str, fields: dict[str, Any], taken: set[str]) -> dict[str, Any]:
-    """Return ``fields``, but with a field's path, such as "extra/id", in place of a name that is in ``taken``."""
+    """Return ``fields``. If a name is in ``taken``, it is replaced by the field's path, such as "extra/id"."""
     return {f"{part}/{name}" if name in taken else name: column for name, column in fields.items()}
 
 

@@ -11,8 +11,8 @@ from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import CLOCK
 from diskreplay.segments.segment_writer import SegmentWriter
 
-# The values of a step, one per leaf of the schema (a field, or a part of a nested field): bytes for an array or any
-# part of the observation, a number for a scalar of the other fields.
+# The values of a step, one per leaf of the schema. Arrays and all leaves of the observation are bytes. All other
+# scalars are numbers.
 Items = list[Any]
 # The values of the schema's episode fields for one episode, by the path of the leaf.
 EpisodeItems = Mapping[str, Any]
@@ -30,8 +30,8 @@ class Lane:
         self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # whether the next episode continues the last episode, which was cut for its length
-        # An episode that begins with this observation continues the last episode. None: the observation is unknown, or
-        # no episode continues the last episode.
+        # If `continues` is True, an episode that begins with this observation continues the last episode. None: any
+        # observation will do.
         self.resumes_at: list[bytes] | None = None
         # The observation that is already written to the next row; None if there is none.
         self.pending: list[bytes] | None = None
@@ -57,11 +57,11 @@ class Lane:
 class AppendCursor:
     """Writes steps to reserved rows of a segment with one lane, up to the end of the first chunk that becomes full.
 
-    `append` writes the same bytes as `SegmentWriter.write` and `SegmentWriter.publish`, but does not call these
-    methods, which saves time. The values of a step are `Items` in the order of ``leaves``. The cursor writes only to
-    rows below ``limit``, and begins episodes only at rows below ``begin_limit``.
+    `append` writes the same bytes as `SegmentWriter.write` and `SegmentWriter.publish`, but takes less time. The values
+    of a step are `Items` in the order of ``leaves``. The cursor writes only to rows below ``limit``, and begins
+    episodes only at rows below ``begin_limit``.
 
-    Concurrency: as `EpisodeWriter`.
+    Concurrency: as for `EpisodeWriter`.
     """
 
     __slots__ = (
@@ -84,11 +84,11 @@ class AppendCursor:
         self._lane, self._segment = lane, segment
         row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
-        # The last row for a step with `next_obs`, which is written to the row after the step.
+        # The last row for a step with `next_obs`: the row after it must also be reserved.
         self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
         self._begin_limit = begin_limit
         self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
-        # To assign a Python number to an element of a memoryview takes half as long as to an element of an array.
+        # It is twice as fast to assign a Python number to an element of a memoryview as to an element of an array.
         self._time = time.data if isinstance(time, np.ndarray) else time
         self._targets = [parts[leaf][0] for leaf in leaves]
         self._count = len(self._targets)
@@ -120,8 +120,7 @@ class AppendCursor:
         fields if the episode ends with the step. ``now`` is the time of the rows in nanoseconds; if it is 0, the method
         reads the clock.
 
-        Raises StorageFull if the disk is full and the file system does not keep blocks that were reserved; the call may
-        be repeated.
+        Raises StorageFull if the disk is full: some file systems do not keep reserved blocks. The call may be repeated.
         """
         lane, segment = self._lane, self._segment
         row, known, pending = segment.rows[0], 0, lane.pending

@@ -1,7 +1,7 @@
 """Casts the values of a step for a writer: arrays to bytes, scalars to numbers, and truth values to bools.
 
-A caster returns values that need no cast at once, and calls `Field.cast` for all other values. The rules and errors are
-the same as in `Field.cast`.
+To save time, a caster converts the most common values itself, and calls `Field.cast` for all other values. The rules
+and errors are the same as in `Field.cast`.
 """
 
 import sys
@@ -143,10 +143,10 @@ def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCast
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return the types of numbers that need no cast to a dtype (the most common type, all other types), and two bounds.
+    """Return the most common type of numbers that need no cast to a dtype, all other such types, and two bounds.
 
-    The bounds are the smallest and the largest number of the dtype. NaN and infinities are not between the bounds, so
-    they are left to `Field.cast`.
+    The bounds are the smallest and the largest number of the dtype. `Field.cast` handles NaN and infinities, because
+    they are not between the bounds.
     """
     if dtype.kind == "b":
         return bool, (), (False, True)
@@ -202,8 +202,8 @@ def as_priority(value: Any) -> float:
 def as_priorities(values: Any, count: int, chosen: Any = slice(None)) -> NDArray[np.float64]:
     """Return the numbers to store as the priorities of ``count`` steps, ``(count,)``: see `as_priority`.
 
-    NaN in ``values`` stands for a step without a priority. If ``values`` is None, no step has a priority. The number of
-    a step without a priority is 0.0. Raises SchemaError if a priority at one of the indices ``chosen`` is infinite.
+    NaN in ``values`` stands for a step without a priority. If ``values`` is None, no step has a priority. A step
+    without a priority gets 0.0. Raises SchemaError if a priority at one of the indices ``chosen`` is infinite.
     """
     if values is None:
         return np.zeros(count)

@@ -1,7 +1,7 @@
 """Writing episodes to segments: the flags of rows, and cuts of episodes.
 
 `Writer` and `VectorWriter` cast and check all values before they call this module. After rows are reserved for a step,
-only a failure of the disk can prevent its publication.
+only a failure of the disk can prevent the publication of the step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,17 +86,14 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Set `now`, the time of the rows that are written next, to the present time; `now` never decreases.
-
-        An `AppendCursor` reads the clock itself.
-        """
+        """Set `now`, the time of the rows that are written next, to the present time; `now` never decreases."""
         self.now = max(self.now, clock_ns())
 
     def begin_priorities(self) -> None:
         """Add the array of priorities to the segments; every later step must have a priority as its last item.
 
         Raises StorageFull, StoreLocked or StoreNotFound if a segment cannot get the array. After such an error, steps
-        still have no priority.
+        are still appended without a priority.
         """
         if not self.rotation.has_priority:
             self.rotation.begin_priorities()
@@ -141,7 +138,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step that a new `AppendCursor` refused, for example because two chunks have its rows."""
+        """Write and publish a step that a new `AppendCursor` refused, for example for rows in two chunks."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
         flags, final = _flags(lane, next_obs, terminated, truncated, episode)
@@ -169,8 +166,8 @@ class EpisodeWriter:
         flags = np.zeros(steps, np.uint8)
         flags[0] = step_flags(True, False, False, False)
         flags[-1] |= step_flags(False, False, terminated, truncated)
-        # Each row's time is 1 ns later than the time of the row before, so that the store's limits can hide rows one by
-        # one. Writing a row takes longer than 1 ns, so no time is in the future.
+        # Successive rows are 1 ns apart, so that the store's limits can hide rows one by one. No time is in the future,
+        # because writing a row takes longer than 1 ns.
         times = np.arange(self.now, self.now + steps)
         self.now += steps
         fields = dict(zip(self.columns, values, strict=True))
@@ -192,13 +189,12 @@ class EpisodeWriter:
         final: int,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write successive steps of a lane to reserved rows, with ``next_obs`` in the row after them, and publish all.
+        """Write and publish successive steps of a lane in reserved rows, and write ``next_obs`` to the row after.
 
         If ``final`` is not 0, the row after the steps ends the episode, and gets the flags ``final``. ``episode`` has
         the values of episode fields if the episode ends.
 
-        Raises StorageFull if the disk is full and the file system does not keep blocks that were reserved; the call may
-        be repeated.
+        Raises StorageFull if the disk is full: some file systems do not keep reserved blocks. The call may be repeated.
         """
         at, row = lane.at, segment.rows[lane.at]
         stop = row + steps
@@ -222,9 +218,10 @@ class EpisodeWriter:
         flags: int,
         given: Mapping[str, Any],
     ) -> None:
-        """Write the row after the last step of an episode, with ``flags``, in one lane or in each of several lanes.
+        """Write the row after an episode's last step, with the flags ``flags``, in one or in several lanes.
 
-        ``given`` has values by leaf: observations that the rows do not have yet, and times other than `now`.
+        ``given`` has final observations that are not written yet, and times that differ from `now`, by the path of the
+        leaf.
         """
         # All fields are written, as an interrupted append may have left bytes in these rows.
         columns = segment.columns
@@ -248,8 +245,9 @@ class EpisodeWriter:
         """Reserve disk blocks for the next ``rows`` rows of a lane, and return the segment of these rows.
 
         ``items`` has the values of the next step, the observation first. The lane's open episode is cut if this
-        observation does not continue it, or if the lane's segment has to end. With ``values``, room for the values of
-        an episode is reserved, too. With ``whole``, the rows are a complete episode, and the lane has no open episode.
+        observation does not continue it, or if the lane's segment has to end. If ``values`` is True, room for the
+        values of an episode is reserved, too. ``whole`` is True if the rows are a complete episode: the lane has no
+        open episode.
 
         Raises StorageFull if the disk has no room; no row was written, except perhaps the row that ends a cut episode.
         """
@@ -276,7 +274,7 @@ class EpisodeWriter:
             changes = self.rotation.changes
             self.rotation.assign_segment(lane, rows if whole else 1)
             if self.rotation.changes != changes:
-                self.read_clock()  # no row may have a time before its segment was made, perhaps a moment ago
+                self.read_clock()  # no row may have a time before its segment was made
         self.rotation.preallocate()
         segment = lane.home
         row = segment.rows[lane.at]
@@ -290,10 +288,10 @@ class EpisodeWriter:
     def cut(self, lane: Lane, final_obs: Items | None, episode: EpisodeItems | None, *, marked: bool = False) -> None:
         """Cut the open episode of a lane, if there is one.
 
-        The episode gets a final observation if one is known: the observation that is already visible after the last
-        step, or else ``final_obs``. With ``marked``, a row that ends the episode is always written, so readers see the
-        end at once. Without ``marked``, readers may see the end only when the lane's next row is published, or when the
-        segment is sealed.
+        If an observation is already visible after the last step, it becomes the final observation. Without such an
+        observation, ``final_obs`` becomes the final observation. With ``marked``, a row that ends the episode is always
+        written, so readers see the end of the episode at once. Without ``marked``, readers may see the end of the
+        episode only when the lane's next row is published or the segment is sealed.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:
@@ -331,8 +329,8 @@ class EpisodeWriter:
     def discard(self, lane: Lane) -> None:
         """Discard a lane's open episode, or the cut episode that the lane's next step may continue.
 
-        Readers then leave out the episode, and its parts in older segments. Raises StorageFull if the disk has no room;
-        the call may be repeated.
+        Readers leave out the episode and its parts in older segments. Raises StorageFull if the disk has no room; the
+        call may be repeated.
         """
         if not lane.open and not lane.continues:
             return
@@ -340,7 +338,7 @@ class EpisodeWriter:
             segment, flags = lane.home, DISCARD
             segment.reserve(lane.at, segment.rows[lane.at])
         else:
-            lane.resumes_at = None  # `make_room` must not compare observations, because there is no step
+            lane.resumes_at = None  # there is no observation that `make_room` could compare
             segment, flags = self.make_room(lane, [], 1), DISCARD_BEFORE
         row = segment.rows[lane.at]
         self.write_final(segment, lane.at, row, flags, {})

@@ -28,13 +28,12 @@ _POLL_S = 0.001
 class CallLock:
     """The lock of a writer: it is free while the attribute `free` exists.
 
-    `taken` is True from `acquire` until `release`. Methods of the writer take the lock without `acquire`, and leave
-    `taken` False.
+    `taken` is True from `acquire` until `release`. Methods of the writer delete `free` themselves, and leave `taken`
+    False.
 
-    A call of a writer deletes `free`, and sets it again at the end of the call. To delete an attribute, or to find it
-    missing, is one operation: no other thread and no signal handler can interrupt it. A lock of `threading` would take
-    several times as long. If a signal handler raised right after a lock of `threading` was acquired, the lock could
-    stay taken.
+    A call of a writer deletes `free`, and sets it again at the end of the call. No other thread and no signal handler
+    can interrupt the deletion of an attribute. A lock of `threading` would be several times slower. It could also stay
+    taken, if a signal handler raised right after the lock was acquired.
     """
 
     __slots__ = ("free", "taken")
@@ -45,8 +44,7 @@ class CallLock:
     def acquire(self) -> bool:
         """If the lock is free, acquire it until `release`, and return True; else return False.
 
-        The methods of a writer delete `free`, and set it again in the `finally` block of a `try` statement. No signal
-        handler can run between the deletion and the `try`, nor between the two statements here.
+        No signal handler can run between `del` and the next statement, here and in the methods of a writer.
         """
         try:
             del self.free; self.taken = True  # noqa: E702  # fmt: skip  # one line, as tests raise an exception at it
@@ -59,11 +57,10 @@ class CallLock:
 
 
 class OnError:
-    """A context manager that calls a method with the error that its block raised.
+    """A context manager that calls a method with the error that the `with` block raised.
 
     A context manager made from a generator function would take a microsecond longer. The reference to the method is
-    weak, since the method's object refers to this context manager. With a strong reference, both objects would stay in
-    memory until a garbage collection.
+    weak, to avoid a cycle: the method's object refers to this context manager.
     """
 
     __slots__ = ("_method",)
@@ -186,7 +183,7 @@ def _drop(dropped: Dropped, owner: int) -> None:
 
 
 def seal_dropped() -> None:
-    """Seal the segments of all writers that were not closed and are in the queue, and wait until they are sealed."""
+    """Seal the segments of all writers in the queue, and wait until these segments are sealed."""
     with _working:
         while True:
             try:
@@ -225,8 +222,7 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
-# `_end` has to run before the finalizers of writers. Exit functions run in the reverse order of their registration. So
-# `weakref` must register its own exit function before `_end` is registered: it does so when the first finalizer is
-# made.
+# `_end` has to run before the finalizers of writers. Exit functions run in the reverse order of their registration. The
+# first finalizer makes `weakref` register its own exit function, so one is made before `_end` is registered.
 weakref.finalize(Dropped, int)
 atexit.register(_end)

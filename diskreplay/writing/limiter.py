@@ -15,7 +15,7 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.locks import Lock, try_lock
 
 # The time between checks of the counts grows from _SHORTEST_S to _LONGEST_S seconds, by the factor _GROWTH after each
-# check. The first wait is short, as the other side may be about to insert or draw.
+# check.
 _SHORTEST_S, _LONGEST_S, _GROWTH = 0.0002, 0.01, 1.5
 
 
@@ -43,10 +43,10 @@ class RateLimiter:
     min_size : int
         The number of steps that the store must hold before any step is drawn.
     error_buffer : float
-        How far either side may be ahead of the other, in drawn steps. `error_buffer` must be at least half of the sum
-        of `samples_per_insert` and the steps of a batch.
+        The largest difference between ``inserted * samples_per_insert - drawn`` and ``offset``. For batches of n steps,
+        it must be at least ``(samples_per_insert + n) / 2``.
     name : str
-        The name of the counts in the store: limiters of the same name share them.
+        The name of the counts in the store: limiters of the same name share the counts.
     timeout : float or None
         Seconds after which a waiting call raises RateLimited; with None, calls wait forever.
 
@@ -110,9 +110,9 @@ class RateLimiter:
         return self.error_buffer >= self._least_buffer(steps)
 
     def _least_buffer(self, steps: int) -> float:
-        # The value inserted * samples_per_insert - drawn has two bounds, 2 * error_buffer apart. Writers wait if the
-        # value is less than samples_per_insert below the upper bound. A sampler waits if the value is less than `steps`
-        # above the lower bound. Both sides can wait at once if these two ranges overlap.
+        # The two bounds of x = inserted * samples_per_insert - drawn are 2 * error_buffer apart. Writers wait if x is
+        # less than samples_per_insert below the upper bound. A sampler waits if x is less than `steps` above the lower
+        # bound. Writers and samplers can wait at once if these two ranges of x overlap.
         return (steps + self.samples_per_insert) / 2
 
     def may_insert(self, inserted: Inserted, drawn: int) -> bool:
@@ -149,7 +149,8 @@ class RateLimiter:
 def _rounding(lead: float, drawn: int) -> float:
     """Return an upper bound of the rounding error of ``lead``, a weighted number of inserted steps minus ``drawn``.
 
-    Without this tolerance, both sides could wait for each other forever if `error_buffer` is as small as allowed.
+    Without this tolerance, writers and samplers could wait for each other forever if `error_buffer` is as small as
+    allowed.
     """
     return 1e-12 * (1.0 + abs(lead) + drawn)
 
@@ -157,10 +158,9 @@ def _rounding(lead: float, drawn: int) -> float:
 class AttachedLimiter:
     """The rate limiter of one writer or one sampler, connected to the counts in the store.
 
-    The rule holds exactly, with any number of processes: a process takes the limiter's lock before it reads the counts,
-    and releases the lock after it has changed them. The number of drawn steps is the sum of 64 numbers in the store.
-    Each process adds to the number that its process id selects. Several samplers may add to the same number, as they
-    hold the lock. If a process dies, its lock is released, and the steps that it has counted stay counted.
+    The rule holds exactly for any number of processes: a process holds the limiter's lock while it reads and changes
+    the counts. The store has 64 counts of drawn steps, and each process changes the count that its process id selects.
+    If a process dies, its lock is released, and the steps that it has counted stay counted.
 
     Concurrency: one thread at a time, as for the writer or sampler itself. A forked child may use the limiter.
     """
@@ -184,9 +184,8 @@ class AttachedLimiter:
     def inserting(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Return a context manager that waits until a step may be inserted, and locks the limiter for the `with` block.
 
-        The block has to commit the step. During the wait, ``check`` is called repeatedly; if it raises an error, the
-        wait ends with this error. Raises RateLimited after the limiter's `timeout`. If the call raises, no step is
-        counted.
+        The `with` block has to commit the step. During the wait, ``check`` is called repeatedly, and may end the wait
+        by raising an error. Raises RateLimited after the limiter's `timeout`.
         """
         lock = self._wait(self.limiter.may_insert, "insert a step", check)
         try:

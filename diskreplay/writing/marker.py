@@ -15,8 +15,8 @@ Durability = str | float
 
 DEFAULT_DURABILITY_S = 5.0
 _MOST_SECONDS = 1_000_000
-# Marks of more segments than this are written together, with two syncs of the complete file system. The files of fewer
-# segments are synced one by one, without waiting for the writes of other programs.
+# If more segments than this are marked at once, two syncs of the complete file system replace the syncs of single
+# files. The files of fewer segments are synced one by one, without waiting for the writes of other programs.
 _MOST_ALONE = 4
 
 
@@ -102,9 +102,9 @@ class Marker:
         self._end_if_idle()
 
     def leave(self, segments: MarkedWriter, segment: SegmentWriter) -> None:
-        """Keep marking a segment to which a writer will append no more, until `forget`.
+        """Mark a segment until `forget`, although its writer appends no more to it.
 
-        Call this after `add` and before `remove` of the writer.
+        Call this for a writer that was added and not removed yet.
         """
         with self._condition:
             if segments in self._every:  # after a failed mark, it is unknown which rows are durable
@@ -124,14 +124,14 @@ class Marker:
             pass
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Stop marking these segments, which are sealed, or whose locks are about to be released."""
+        """Stop marking segments that are sealed, or whose locks are about to be released."""
         with self._busy, self._condition:
             for number in numbers:
                 self._left.pop(number, None)
         self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """If no segment has to be marked, wait until the marking thread has ended or a segment has to be marked."""
+        """Wait until the marking thread has ended, or until there is a segment to mark."""
         with self._condition:
             thread = self._thread
             self._condition.notify_all()
@@ -153,7 +153,7 @@ class Marker:
     def _next(self) -> list[MarkedWriter] | None:
         """Wait until a mark is due, and return the writers whose marks are due; None if nothing is left to mark.
 
-        The list is empty if only marks of segments that writers have left are due.
+        The list is empty if marks are due only for segments that writers have left.
         """
         with self._condition:
             while self._has_work:

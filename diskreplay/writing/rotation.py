@@ -32,11 +32,11 @@ class Preallocator:
     process dies, the folder of the segment stays on disk, and its lock is free: the next process that opens the store
     with mode "a" removes the folder.
 
-    One thread makes the segment. A second thread reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`),
-    and unmaps segments to which the writer appends no more.
+    One thread makes the segment, and ends when the segment is made. A second thread runs from its first task until
+    `close`. It reserves the next rows of lanes (see `SegmentWriter.reserve_ahead`), and unmaps segments to which the
+    writer appends no more.
 
-    Concurrency: used by the thread that uses the writer. The first thread runs only while it makes a segment. The
-    second thread runs from its first task until `close`.
+    Concurrency: used by the thread that uses the writer.
     """
 
     def __init__(self, root: Root, retention: Retention) -> None:
@@ -80,7 +80,7 @@ class Preallocator:
         return made
 
     def acquire(self) -> SegmentWriter | None:
-        """Give a number and a place in the store to the segment that was made in advance, and return it.
+        """Give a number to the segment that was made in advance, move the segment into the store, and return it.
 
         Returns None if no segment was made in advance. If the segment is still being made, the call waits for it.
 
@@ -102,7 +102,7 @@ class Preallocator:
     def discard(self) -> bool:
         """Delete the segment that was made or is being made in advance; return whether there was one.
 
-        The result is True also for a segment that had no room on the disk, because its disk blocks are free now.
+        The result is also True for a segment that did not fit on the disk: the blocks that it took are free now.
         """
         if os.getpid() != self._pid:
             return False  # a forked child's copy: the segment belongs to the parent
@@ -121,10 +121,10 @@ class Preallocator:
         self._reserver.begin(Job(lambda: segment.reserve_ahead(lanes)))
 
     def unmap_later(self, held: list[Mapping]) -> None:
-        """Unmap, in the background, the chunks ``held`` of a segment to which the writer appends no more.
+        """Unmap chunks of a segment in the background, because this takes milliseconds per chunk.
 
-        To unmap a chunk takes milliseconds. The list ``held`` must have the only references to the mappings. If no
-        thread can be started, the chunks are unmapped at once.
+        The list ``held`` must have the only references to the mappings of the chunks. If no thread can be started, the
+        chunks are unmapped at once.
         """
         self._reserver.begin(Job(held.clear))
 
@@ -143,15 +143,15 @@ class Preallocator:
 # segment, the lane's episode is cut.
 _MOST_TARGETS = 16
 
-# The size of a segment for one episode whose length is not known yet: its chunks have 256 rows.
+# A segment for one episode of unknown length has chunks of 256 rows.
 _UNKNOWN = Size(256)
-# The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. Large
-# chunks save files: to create, seal and delete a file takes as long as thousands of steps. Chunks of less than 128 rows
-# have no minimum: if a whole segment was in one page, damage to this page would destroy all its rows.
+# The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. Each chunk
+# is a file, and a file takes as much time as thousands of steps. Chunks of less than 128 rows have no minimum: if a
+# whole segment was in one page, damage to this page would destroy all rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
 # If a quarter of the newest segment was filled in less than this many seconds, the next segment is not made in the
-# background: it would not be ready before the newest segment is full.
+# background. It would not be ready before the newest segment is full.
 LEAST_QUARTER_S = 0.05
 
 
@@ -163,7 +163,7 @@ _alive = fork_listeners(lambda rotation: rotation.unmap())
 class Rotation:
     """The open segments of one writer: at most two, or one per lane with ``segment_steps="episode"``.
 
-    ``cut`` is a function that cuts a lane's open episode. Concurrency: as `EpisodeWriter`.
+    ``cut`` is a function that cuts a lane's open episode. Concurrency: as for `EpisodeWriter`.
     """
 
     def __init__(
@@ -283,8 +283,8 @@ class Rotation:
         if newest is None or self._is_full(newest, rows):
             older = self._older_lanes()
             if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
-                # The lane moves to the newest segment although this segment is full, so that at most two segments are
-                # open. Open episodes in the older segment are cut at the next appends of their lanes.
+                # At most two segments may be open, so the lane moves to the newest segment although this segment is
+                # full. Open episodes in the older segment are cut at the next appends of their lanes.
                 self._move(lane, newest)
                 return
             for straggler in [other for other in older if other.open]:
@@ -307,8 +307,8 @@ class Rotation:
             self.preallocator.request(self._first_number, newest.info.lanes, self._size(), self.has_priority)
 
     def _size(self) -> Size:
-        # The first row of a chunk reserves disk blocks for the complete chunk. With a quarter of a segment's rows per
-        # chunk, few reserved blocks stay unused.
+        # The disk blocks of a chunk are reserved together with the first row. A chunk has only a quarter of the
+        # segment's rows, so that few reserved blocks stay unused.
         rows = layout.floor_power_of_two(self._target // len(self._lanes) // 4)
         if len(self._lanes) > layout.CLOSE_LANES:
             close = layout.floor_power_of_two(layout.CLOSE_ROWS // len(self._lanes))
@@ -371,7 +371,7 @@ class Rotation:
         self.by_number.pop(segment.number, None)
 
     def _hand_over(self, segment: SegmentWriter) -> None:
-        """Submit a closed segment to the `Sealer`, which first publishes rows that a full disk kept unpublished."""
+        """Submit a closed segment to the `Sealer`, with the function that publishes its delayed rows."""
         self._sealer.submit(segment.info, segment.lock, publish_delayed=segment.publish_delayed)
 
     def unmap(self) -> None:
@@ -387,8 +387,7 @@ class Rotation:
         """Close every segment as it is, even with open episodes, and submit it to the `Sealer`.
 
         With ``seal=False``, the segments are not submitted: their locks are released, and the next process seals them.
-        The call may be repeated after an interrupt. After a call with ``seal=False``, later calls submit no segment
-        either.
+        The call may be repeated after an interrupt. After a call with ``seal=False``, no later call submits segments.
         """
         seal = self._seals = self._seals and seal
         if self._marker is not None and not seal:

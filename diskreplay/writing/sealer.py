@@ -13,7 +13,7 @@ from diskreplay.segments.sealing import seal_segments
 from diskreplay.segments.segment import DAMAGE, SegmentInfo, read_segment
 from diskreplay.writing.marker import Marker
 
-# The maximum number of segments in the queue: each of them keeps the file of its lock open.
+# The maximum number of segments in the queue. Each segment in the queue keeps a lock file open.
 _MOST_WAITING = 128
 # Sealing begins when the queue has _FULL_BATCH segments, or after _BATCH_WAIT_S seconds. Syncing each of many short
 # segments alone would slow writers down.
@@ -113,7 +113,7 @@ class Sealer:
         self._release([(info, lock) for info, lock, _ in postponed.values() if lock is not None])
         error, self._error = self._error, None
         if error is not None:
-            # `reason` checks again whether the store was deleted: perhaps the error came while it was being deleted.
+            # If the store was deleted, `reason` returns an error that says so.
             raise self._root.reason(error)
         for _, _, full in postponed.values():
             raise full
@@ -135,7 +135,7 @@ class Sealer:
                 self.submit(info, lock)
 
     def _resubmit(self, info: SegmentInfo) -> None:
-        """Submit again a segment whose lock was released, or wait until another process has sealed the segment."""
+        """Lock a segment and submit it again, or wait until another process has sealed the segment."""
         try:
             while not read_segment(self._root, info.number).sealed:
                 if (lock := try_lock(info.lock_path)) is None:
@@ -216,8 +216,7 @@ class Sealer:
             try:
                 self._seal(list({lock: (info, lock) for info, lock in batch if not lock.is_released}.values()), held)
             finally:
-                # The locks of segments in `held` are kept: `drain` may have submitted these segments again during
-                # `_seal`.
+                # The locks of segments in `held` are kept, because `drain` may have submitted these segments again.
                 self._release([(info, lock) for info, lock in batch if info.number not in held])
             try:
                 self._after()

@@ -1,7 +1,7 @@
 """The writer for a vector of environments, with a lane for each environment: one call appends a step to all lanes.
 
-A step of all lanes is written as a few arrays. A Python loop treats only the lanes that need more than a write, such as
-a new segment.
+A few array operations write a step to all lanes. Only lanes with a special need, such as a new segment, are treated one
+by one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ from diskreplay.writing.writer import BaseWriter
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-# Two numbers that no segment has. _NOWHERE is the `home` in `LaneArrays` of a lane without a segment. No lane has the
-# `home` _NONE.
+# Two values that are no number of a segment. In `LaneArrays.home`, _NOWHERE stands for a lane without a segment. _NONE
+# is never in `LaneArrays.home`.
 _NOWHERE = -1
 _NONE = -2
 
@@ -38,12 +38,11 @@ STEP_KERNEL = "write_lanes"
 
 
 class Step(NamedTuple):
-    """One step of the lanes ``lanes``, or of all lanes (None). The arrays have a row for each lane of the vector.
+    """One step of each lane in ``lanes``, or of every lane (None). The arrays have a row for each lane of the vector.
 
-    Rows of lanes that are not in ``lanes`` are ignored. Three masks tell how the step ended each lane's episode: the
-    episode is terminated where ``ends`` is True, truncated where ``cuts`` is True, and one or both where ``ended`` is
-    True. ``some_end`` is True if any element of ``ended`` is True. ``episode`` has the values of episode fields for the
-    ended episodes.
+    Rows of lanes that are not in ``lanes`` are ignored. ``ends`` is True for the lanes whose episodes are terminated.
+    ``cuts`` is True for the lanes whose episodes are truncated. ``ended`` is ``ends | cuts``. ``some_end`` is True if
+    any element of ``ended`` is True. ``episode`` has the values of episode fields for the ended episodes.
     """
 
     lanes: Ints | None
@@ -68,8 +67,8 @@ class LaneArrays:
         self.continues = np.zeros(count, np.bool_)
         self.home = np.full(count, _NOWHERE, np.int64)  # the number of a lane's segment
         self.known = np.zeros(count, np.bool_)  # whether the observation of a lane's next row is already written
-        # If True, every lane is `open` and `known`, and no lane `continues`. `steady` is True before most steps. If
-        # False, the three arrays have to be read.
+        # If True, all elements of `open` and `known` are True, and all elements of `continues` are False. If False,
+        # these arrays have to be read.
         self.steady = False
         self._next_obs: list[Array] = []
         self._words: list[Array] = []  # views of `_next_obs` as integers: see `_word_of`
@@ -108,7 +107,7 @@ class LaneArrays:
 def _word_of(values: Array) -> np.dtype[Any]:
     """Return the widest unsigned integer dtype that divides a row of ``values`` into a whole number of integers.
 
-    Rows are compared as integers of this dtype, because as a float, NaN would differ from itself.
+    Rows are compared as integers of this dtype, because a float NaN differs from itself.
     """
     nbytes = values.nbytes // len(values)
     return np.dtype(f"u{next(size for size in (8, 4, 2, 1) if nbytes % size == 0)}")
@@ -162,9 +161,11 @@ class _ArrayLane(Lane):
 
 
 class VectorSteps:
-    """Writes the steps of a vector of environments with an `EpisodeWriter`, whose lanes it replaces by `_ArrayLane`.
+    """Writes the steps of a vector of environments with an `EpisodeWriter`.
 
-    Concurrency: as `EpisodeWriter`.
+    The constructor replaces the lanes of the `EpisodeWriter` by `_ArrayLane` objects.
+
+    Concurrency: as for `EpisodeWriter`.
     """
 
     def __init__(self, writer: EpisodeWriter) -> None:
@@ -184,9 +185,8 @@ class VectorSteps:
         writer = self._episode_writer
         writer.read_clock()
         self._make_room(step)
-        # The time of each lane's row is 1 ns after the time of the lane before, so that no two rows have the same time.
-        # `evict` and `resize` record a time before which steps are hidden, and would hide all steps of one time
-        # together.
+        # The rows of successive lanes are 1 ns apart. `evict` and `resize` hide the steps before a given time, so steps
+        # of the same time could only be hidden together.
         np.add(self._every, writer.now, out=self._times)
         writer.now += len(self._every)
         segments = writer.rotation.open
@@ -277,10 +277,11 @@ class VectorSteps:
                 self._episode_writer.reserve_next(segment, here, count)
 
     def _in_turn(self, step: Step) -> Iterator[int]:
-        """Yield the lanes whose step needs more than a write, in ascending order.
+        """Yield the lanes for which room has to be made, in ascending order.
 
-        The caller makes room for each yielded lane before it asks for the next lane. Room for one lane may change the
-        needs of other lanes: when the last lane leaves an older segment, the newest segment may have to end.
+        The caller makes room for each yielded lane before it asks for the next lane. Making room for a lane may change
+        the needs of other lanes. For example, the newest segment may have to end when the last lane leaves an older
+        segment.
         """
         rotation, last = self._episode_writer.rotation, -1
         changes = -1
@@ -343,7 +344,7 @@ class VectorSteps:
     def _write(
         self, segment: SegmentWriter, lanes: Ints | None, step: Step
     ) -> tuple[Ints, int, bool | NDArray[np.bool_], Ints | None]:
-        """Write the step of some lanes of one segment (None: all lanes) to reserved rows, without publishing it.
+        """Write a step to reserved rows of some lanes of one segment (None: all lanes), without publishing the step.
 
         Returns the arguments of `SegmentWriter.publish` that follow ``lanes``.
         """
@@ -427,7 +428,7 @@ def as_item(leaf: str, value: Any) -> Any:
 class VectorWriter(BaseWriter):
     """Appends the steps of ``num_envs`` environments, one lane each. Made by ``Store.writer(num_envs=N)``.
 
-    Concurrency: as `Writer`.
+    Concurrency: as for `Writer`.
 
     Examples
     --------
@@ -469,9 +470,9 @@ class VectorWriter(BaseWriter):
     ) -> None:
         """Append one step of every lane; all arrays have a leading axis of ``num_envs``.
 
-        Tensors on a CUDA device are copied to pinned memory after the operations of the current stream, and the call
-        waits once, for all copies. The call cannot return earlier, since it checks the values before it writes them.
-        After the call, the step can be sampled, and the caller may change the tensors.
+        Tensors on a CUDA device are copied to pinned memory after the operations of the current stream. The call waits
+        once for all copies, because it checks the values before it writes them. After the call, the caller may change
+        the tensors.
 
         Parameters
         ----------

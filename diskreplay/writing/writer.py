@@ -1,4 +1,4 @@
-"""The class `Writer`, for the steps of one environment, and the base class of `Writer` and `VectorWriter`.
+"""The class `Writer` for one environment, and `BaseWriter`, the common part of `Writer` and `VectorWriter`.
 
 All values are checked and cast before the first byte is written.
 """
@@ -45,7 +45,7 @@ class BaseWriter:
 
     A call acquires ``_lock``: see `diskreplay.writing.lifetime`. To refuse calls, for example after `close`, the writer
     replaces ``_lock`` by a lock that is never free. A call that cannot acquire ``_lock`` raises the error that
-    `_refusal` returns. An append makes no other check of the writer's state.
+    `_refusal` returns.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BaseWriter:
         self._lock = self._own_lock
         self._closing, self._closer = threading.Lock(), 0
         self.closes_later = False  # a signal handler called `close`: the present call has to close the writer
-        # Marking begins before the finalizer is made, because marking fails if the system allows no more threads.
+        # Marking begins first: if the system allows no more threads, an error is raised before a finalizer exists.
         episode_writer.rotation.begin_marking(marker, durability, weakref.WeakMethod(self.refuse_calls))
         self._dropped = seal_when_dropped(self, episode_writer, self._own_lock)
         _alive.add(self)
@@ -226,7 +226,7 @@ class BaseWriter:
     def _recording(self, inserts: bool = True) -> AbstractContextManager[None]:
         """Return a context manager for writing: it waits for the limiter, and calls `_abandon_after` after an error.
 
-        With ``inserts=False`` no step is appended, and there is no wait.
+        ``inserts`` is False if no step is appended: there is no wait for the limiter.
         """
         return self._on_error if self._limiter is None or not inserts else self._limited(self._limiter)
 
@@ -266,7 +266,7 @@ class BaseWriter:
         StoreLocked
             Another thread is inside a call of this writer.
         OSError
-            The disk refused a sync. From then on, it is unknown which steps are durable, so the writer closes.
+            The disk refused a sync. It is unknown which steps are durable, so the writer closes.
         """
         self._flush()
 
@@ -339,15 +339,15 @@ class BaseWriter:
             self._episode_writer.drain()
 
     def report_cuts_to(self, listener: Callable[[int], None]) -> None:
-        """Register a method to call, with a lane's number, when an observation does not continue the lane's episode.
+        """Register a method that is called with a lane's number when an observation does not continue its episode.
 
         The episode is cut before this observation. The method is called before the step is written, and no warning is
-        issued. The reference to the method is weak.
+        issued. The writer keeps only a weak reference to the method.
         """
         self._episode_writer.report_cuts_to(weakref.WeakMethod(listener))
 
     def leave_at_exit(self) -> None:
-        """Do not seal this writer's segments when the interpreter ends: the owner of the writer closes it then."""
+        """Do not seal this writer's segments when the interpreter ends: the owner of the writer closes the writer."""
         self._dropped.atexit = False
 
     def __reduce__(self) -> Any:
@@ -366,12 +366,12 @@ class BaseWriter:
 class Writer(BaseWriter):
     """Appends the steps of one environment. Made by `Store.writer`.
 
-    Concurrency: one thread at a time, in the process that made it. A call during another thread's call raises
-    StoreLocked, except `close`, which waits for the other call to end. A forked child gets WriterClosed. Any number of
-    writers, in any processes, can write to one store at the same time without waiting for each other.
+    Concurrency: one thread at a time, in the process that made the writer. A call during another thread's call raises
+    StoreLocked. Only `close` waits for the other call to end. A forked child gets WriterClosed. Any number of writers,
+    in any processes, can write to one store at the same time without waiting for each other.
 
-    If a writer is garbage collected without `close`, or is open when the interpreter ends, its segments are sealed with
-    the steps appended so far, and a ResourceWarning is issued.
+    If a writer is not closed, its segments are sealed when the writer is garbage collected or the interpreter ends. A
+    ResourceWarning is issued.
 
     Examples
     --------
@@ -422,14 +422,13 @@ class Writer(BaseWriter):
             Whether the step ended the episode, and how. 0 and 1 are accepted, other numbers are refused.
         next_obs : optional
             The observation after the step; the final observation if the step ended the episode. With ``next_obs``, the
-            step can be sampled at once. The next ``obs`` must then have the same values; otherwise the episode is cut,
-            with a warning.
+            step can be sampled at once. If the next ``obs`` has other values, the episode is cut, and a warning is
+            issued.
         episode : dict, optional
             The values of the episode fields; give them with the step that ends the episode.
         priority : float, optional
-            The TD error of this step by the collector's own network, of either sign: the initial priority of the step
-            in `Prioritized` (Horgan et al. 2018, section 3). With None, the step begins with the largest priority given
-            so far.
+            The initial priority of the step in `Prioritized`: the TD error by the collector's own network, of either
+            sign (Horgan et al. 2018, section 3). With None, the step begins with the largest priority given so far.
         **extra
             The values of the schema's extra fields.
 
@@ -520,9 +519,10 @@ class Writer(BaseWriter):
 
     @one_call_at_a_time
     def end_episode(self, final_obs: Any = None, episode: dict[str, Any] | None = None) -> None:
-        """Cut the open episode: it is recorded as truncated, with ``final_obs``, if given, as its final observation.
+        """Cut the open episode, and record it as truncated.
 
-        Nothing happens if no episode is open. Raises the errors of `append`.
+        ``final_obs`` is the final observation of the episode. Nothing happens if no episode is open. Raises the errors
+        of `append`.
         """
         final = None if final_obs is None else self._obs.items(final_obs)
         values = self._cast_episode(episode)
@@ -532,12 +532,12 @@ class Writer(BaseWriter):
     def discard_episode(self) -> None:
         """Discard the steps of the open episode, for example after a simulator crashed.
 
-        Readers leave these steps out after their next refresh, together with earlier parts of the episode that were cut
-        because a segment was full. The next append begins a new episode.
+        Readers leave these steps out after their next refresh. If the episode was cut for its length, readers also
+        leave out its earlier parts. The next append begins a new episode.
 
         The steps stay on disk until their segments are deleted, and count towards the store's capacity until then.
         ``Store.info`` counts them as discarded, and a rate limiter counts them as inserted. `Sampler.update_priorities`
-        skips them. Batches that were already drawn ahead may still contain these steps.
+        skips these steps. Batches that were already drawn ahead may still contain these steps.
 
         Nothing happens if no episode is open. Raises the errors of `append`.
         """

@@ -19,8 +19,8 @@ from diskreplay.segments.files.machine import boot_id
 
 # Merging is worthwhile from this number of segments on, and compressing from this number of bytes on.
 LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
-# Seconds before the first check of segments, and the minimum of seconds between checks. Short-lived writers merge
-# nothing.
+# Seconds before the first check of segments, and the minimum of seconds between checks. The first check is late, so
+# that short-lived writers merge nothing.
 _FIRST_S, _BETWEEN_S = 5.0, 1.0
 # The number of segments that must be begun before the next check.
 _BEGUN = 32
@@ -38,8 +38,8 @@ class _Stopped(Exception):
 class BackgroundCompaction:
     """Merges segments of one store in a child process, which is started when there may be something to merge.
 
-    A thread in this process would need the GIL after each file, and take it from the collecting threads. The stores of
-    a user take turns: one store is merged at a time, and then a random one of the waiting stores.
+    A thread in this process would often take the GIL from the threads that collect steps. Only one store of a user is
+    merged at a time. The next store is a random one of the waiting stores.
 
     Concurrency: any thread of the process that made this object.
     """
@@ -93,7 +93,7 @@ class BackgroundCompaction:
         thread = self._thread
         while thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_ASK_AGAIN_S)
-            self.stop_soon()  # a child that has no signal handler yet ignores SIGTERM if its parent does
+            self.stop_soon()  # the child may ignore SIGTERM until it has its own signal handler
 
     def _run(self) -> None:
         with suppress(_Stopped):
@@ -149,9 +149,9 @@ def _segments_between(root: Root) -> int:
 
 
 def _try_turn() -> tuple[bool, Lock | None]:
-    """Return whether a store may be merged now, and the lock that makes the user's other stores wait.
+    """Return whether this store may be merged now, and a lock: the user's other stores wait until it is released.
 
-    Without a private folder there is no lock, and every store may be merged.
+    If the user has no private folder for the lock, the lock is None, and any store may be merged.
     """
     # On cluster nodes and in containers, XDG_RUNTIME_DIR often names a folder that does not exist.
     for above in (os.environ.get("XDG_RUNTIME_DIR", ""), None):

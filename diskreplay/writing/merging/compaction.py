@@ -98,11 +98,10 @@ class Compaction:
         return Compacted(len(every), steps, sum(disk_usage(info.path)[0] for info in every), 0)
 
     def run_due(self, pace: Callable[[], None]) -> bool:
-        """Merge segments of about the same length, or compress segments, if many are due.
+        """Merge or compress segments if many are due; return whether any segments were merged.
 
-        Return whether any segments were merged. Only segments of about the same length are merged with each other. Each
-        merge copies steps to a pack that is about `_MANY` times as long as their old segment. ``pace`` is called often
-        during the work: it can pause the work, or end it by raising.
+        Only segments of about the same length are merged with each other. The pack is about `_MANY` times as long as
+        each of the segments. ``pace`` is called often during the work: it can pause the work, or end it by raising.
         """
         kinds: dict[tuple[int, bool], list[Candidate]] = {}
         for one in self.candidates(pace):
@@ -154,7 +153,7 @@ class Compaction:
         return sorted(found, key=lambda one: (one.info.bounds[1], one.info.number))
 
     def groups(self, candidates: Sequence[Candidate]) -> list[list[Candidate]]:
-        """Return the packs to make, each as the list of its segments; all lists are in the order of ``candidates``.
+        """Return one list of segments for each pack to make, in the order of ``candidates``.
 
         A pack has at least two segments, or one segment that has to be compressed. Segments of this boot are not merged
         with segments of older boots, as new segments take their clock from a segment of this boot.
@@ -198,7 +197,7 @@ class Compaction:
     def merge(self, group: Sequence[Candidate], pace: Callable[[], None] = _at_once) -> Merged | None:
         """Make a pack of these segments and return it; segments that are gone or damaged are skipped.
 
-        Returns None if all segments were skipped, or all but one that need not be compressed.
+        Returns None if the segments that are left need no pack.
         """
         left = list(group)
         while len(left) > 1 or any(self._compresses(one.info) for one in left):

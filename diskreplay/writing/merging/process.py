@@ -1,8 +1,7 @@
 """The program of the child process of `BackgroundCompaction`: it merges segments of one store.
 
-To leave time to other processes, the process sleeps often instead of running at a low priority. A process of low
-priority might get no processor time on a busy machine while it holds the store lock, and every writer would wait for
-the lock.
+To leave time to other processes, the process sleeps often instead of running at a low priority. On a busy machine, a
+process of low priority might get no processor time while it holds the store lock. Every writer would wait for the lock.
 """
 
 import os
@@ -20,12 +19,13 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.writing.merging.background import MERGED
 from diskreplay.writing.merging.compaction import Compaction
 
-# The process rests after _WORK_S seconds of processor time. A rest takes at least _REST times this processor time, and
-# at most _MOST_S seconds.
+# The process rests after _WORK_S seconds of processor time. A rest takes at least _REST times as long as the work
+# before it, and at most _MOST_S seconds.
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
 # During a rest, the process checks every _SLICE_S seconds whether it has to stop.
 _SLICE_S = 0.05
-# Each segment that was begun since the last check shortens a rest. After _BEHIND segments, the process does not rest.
+# Rests become shorter with each segment that writers have begun since the last check. From _BEHIND segments on, the
+# process does not rest.
 _BEHIND = 1024
 
 
@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 
 class Pace:
-    """An object whose call sleeps if a rest is due, and raises Stopped if the process has to stop.
+    """Call this object often: it sleeps if a rest is due, and raises Stopped if the process has to stop.
 
     The process has to stop after a call of `stop`, or when the process with the id ``parent`` is gone. ``since`` is the
     value of the counter `layout.NEXT_SEGMENT` at the parent's last check.
