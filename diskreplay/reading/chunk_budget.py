@@ -296,7 +296,10 @@ def now() -> int:
 
 
 def make_room(before: int) -> None:
-    """Release mapped chunks last used before ``before``, until there is room for a mapping or no such chunk is left."""
+    """Release mapped chunks until there is room for a mapping.
+
+    Only chunks that were last used before ``before`` are released.
+    """
     while count_mappings() >= MOST_MAPPINGS:
         if not _release(MAPPED, before):
             return
@@ -368,7 +371,10 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
 
 
 def make_room_decompressed(nbytes: int, before: int) -> None:
-    """Release decompressed chunks last used before ``before``, until ``nbytes`` bytes fit or no such chunk is left."""
+    """Release decompressed chunks until ``nbytes`` more bytes fit.
+
+    Only chunks that were last used before ``before`` are released.
+    """
     while _counted() + _decompressed.nbytes + nbytes > MOST_DECOMPRESSED and _release_decompressed(nbytes, before):
         pass
 
@@ -381,7 +387,10 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
-    """Release about ``nbytes`` bytes of inner chunks last used before ``before``; return False if there are none."""
+    """Release about ``nbytes`` bytes of inner chunks; return False if no chunk can be released.
+
+    Only chunks that were last used before ``before`` are released.
+    """
     leaving: dict[Chunks, list[_Kept]] = {}
     for _ in range(len(_kept)):
         if nbytes <= 0 or not _kept:

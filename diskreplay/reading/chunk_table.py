@@ -154,8 +154,8 @@ class ChunkTable:
     def ensure(self, slot: Ints, lane: Ints, first_row: Ints, last_row: Ints, since: int = sys.maxsize) -> None:
         """Map or read every chunk that holds any of the rows ``first_row[i]`` to ``last_row[i]`` of ``lane[i]``.
 
-        ``slot[i]`` is the slot of the lane's segment, see `ChunkTables`. To make room, chunks last used before
-        ``since`` may be released; ``since`` is a number that `chunk_budget.now` returned.
+        ``slot[i]`` is the slot of the lane's segment. Chunks that were last used before ``since`` may be released to
+        make room. ``since`` is a number that `chunk_budget.now` returned.
 
         Raises
         ------
@@ -272,7 +272,7 @@ class ChunkTable:
         self.bases[places] = addresses
 
     def _open(self, folder: int, chunk: int, use: int, *, copy: bool) -> None:
-        """Read or map a chunk; to make room, chunks last used before ``use`` may be released."""
+        """Read or map a chunk; chunks that were last used before ``use`` may be released to make room."""
         source = self._tables.folder(folder)
         piece = self._memory(source, use, copy)
         if piece is None:
@@ -321,10 +321,7 @@ class ChunkTable:
         return int(self.first_chunk[folder]) + chunk
 
     def _extend(self, folder: int, chunks: int) -> None:
-        """Copy a folder's values to the end of ``bases``, ``used`` and ``how``, with room for ``chunks`` chunks.
-
-        Readers may still use the old values.
-        """
+        """Copy a folder's values to the end of ``bases``, ``used`` and ``how``, with room for ``chunks`` chunks."""
         have = int(self.chunks[folder])
         if chunks <= have:
             return
@@ -496,15 +493,14 @@ class MappingGuard:
 
 
 def no_reference() -> MappingGuard | None:
-    """Return None, as a dead weak reference does: a reader calls this function while it has no guard."""
+    """Return None, like a dead weak reference: a reader has this function in place of a reference to a guard."""
     return None
 
 
 class ChunkTables:
     """The `ChunkTable` of each array of a store. All stores of a process share one budget: see `chunk_budget`.
 
-    The rows of a segment lie in its own folder, or in the folder of a pack. The slot of a segment is its number minus
-    the number of the first segment.
+    The rows of a segment lie in its own folder, or in the folder of a pack.
 
     An old snapshot keeps its tables, so chunks that these tables have mapped stay mapped after an eviction.
 
@@ -515,7 +511,7 @@ class ChunkTables:
     packs : dict of int to Pack
         The folders that are packs, by their index in ``known``.
     folders : (slots,) int64
-        The index in ``known`` of the folder of each slot's segment; -1 if the segment is gone.
+        The number of each segment's folder; -1 if the segment is gone.
     lane_base : (slots,) int64
         The index of each segment's first lane among the lanes of all slots.
     first_rows : (lanes,) int64
@@ -545,7 +541,7 @@ class ChunkTables:
         self.held = MappingGuard(self.leaves.values())
 
     def leaf(self, path: str) -> ChunkTable:
-        """Return the table of an array, which is made at its first use."""
+        """Return the table of an array; make the table if it does not exist yet."""
         return self.leaves.get(path) or self._make(path)
 
     def _make(self, path: str) -> ChunkTable:
@@ -581,10 +577,10 @@ class ChunkTables:
 
     @property
     def priorities(self) -> ChunkTable | None:
-        """The table of the array with the priorities that steps were appended with; None if no segment has this array.
+        """The table of the priorities that were given with the steps; None if no segment has priorities.
 
-        A segment may get the array after its attributes were read. The segment's writer increments the counter SEALED
-        before it publishes the first row with a priority, so every reader of this row finds the array.
+        A segment may get the array of priorities after its attributes were read. The segment's writer increments the
+        counter SEALED before it publishes the first row with a priority, so every reader of this row finds the array.
         """
         counted = self._counters.peek(layout.SEALED)
         if counted != self._counted:
@@ -691,11 +687,11 @@ class ChunkTables:
                 table.follow(slot, row)
 
     def value_rows(self, slot: Ints, lane: Ints, row: Ints, committed: Ints) -> Ints:
-        """Return, for each row with the flag `EPISODE_VALUES`, the row of its values in the arrays of episode fields.
+        """Return, for each row with the flag `EPISODE_VALUES`, the row of the values in the arrays of episode fields.
 
         A result is relative to the lane's first row in the folder. In a pack, most results are negative, because the
         arrays of episode fields have fewer rows than the flags. ``committed`` is the number of complete rows of each
-        lane. The flags of these rows may be read.
+        lane. The call may read the flags of these rows.
         """
         folder, line, before = self.find(slot, lane)
         found = np.empty(len(row), np.int64)

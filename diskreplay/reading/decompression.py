@@ -82,8 +82,7 @@ class _Cold:
     def ask(self, shard: Shard, numbers: Ints, block: int) -> None:
         """Request all blocks of these inner chunks from the disk at once, unless they are probably in the page cache.
 
-        A block has ``block`` bytes. Without this request, the disk would read the blocks one by one during the
-        decompression.
+        Without this request, the disk would read the blocks one by one during the decompression.
         """
         if self.calls_until_warm > 0:
             get_kernel("advise")(*_blocks(shard, numbers, block), MADV_WILLNEED)

@@ -27,7 +27,7 @@ class EpisodeLog:
     """The ended episodes that a reader has found, in the order of their discovery.
 
     ``steps`` is the number of steps of all these episodes. ``generation`` changes when an episode gets another position
-    in the table, or other bits for its end (see `ids.OPEN`).
+    in the table, or when the bits of its end change (see `ids.OPEN`).
 
     Concurrency: one thread appends. A ``table`` that a caller got earlier never changes: appends write after the last
     line of this table, and a removal makes new arrays.
@@ -166,7 +166,7 @@ class Evictions:
 
 
 class FollowedLanes(Protocol):
-    """The methods of `FollowedRows` that `Discards` uses. The slot of a segment is its number minus ``origin``."""
+    """The methods of `FollowedRows` that `Discards` uses."""
 
     @property
     def origin(self) -> int: ...

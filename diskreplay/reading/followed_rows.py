@@ -1,7 +1,4 @@
-"""The rows that a reader follows: it reads the flags of each row once, to find episodes.
-
-The slot of a segment is its number minus the number ``origin`` of the first segment.
-"""
+"""The rows that a reader follows: it reads the flags of each row once, to find episodes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -39,8 +36,6 @@ class _Sealed(NamedTuple):
 
 class FollowedRows:
     """The rows of all segments that a reader has followed, and their episodes. Used by one thread.
-
-    To follow a row means to read its flags once, to find the episodes of its lane.
 
     ``newly_discarded`` has the discarded episodes that were found since the caller last emptied this list. ``lost`` is
     the number of steps of segments that turned out to be damaged or gone; the caller resets it to 0.
@@ -232,8 +227,8 @@ class FollowedRows:
             self._parse_live(slot, span.start + np.flatnonzero(new), committed, False)  # raises if rows are damaged
             self.slots.set_rows(span, committed, observed)
         elif live.checked_rows == before:
-            # If new rows were checked above, their chunks are not mapped yet: the kernel stops at an unmapped chunk,
-            # and this method runs again.
+            # If rows were checked above, their chunks are mapped later: the kernel stops at an unmapped chunk, and this
+            # method is called again.
             lane = np.flatnonzero(new)
             for leaf in self._leaves:
                 self.tables.leaf(leaf).ensure(np.full(len(lane), slot), lane, known[lane], committed[lane] - 1)

@@ -122,8 +122,7 @@ class _Generation:
 
     Used by one thread.
 
-    ``known`` lists the segments, ``rows`` follows the rows and episodes of these segments, and ``snapshot`` is the
-    latest snapshot. The constructor and `update` raise `Merged` if the complete store has to be read again.
+    The constructor and `update` raise `Merged` if the complete store has to be read again.
     """
 
     snapshot: Snapshot

@@ -179,8 +179,8 @@ class LiveLanesOwner(Protocol):
     def keeps_all_ended(self) -> bool:
         """Whether newly ended episodes can be added to the log without a check.
 
-        Newly ended episodes need no check if no episode is evicted or lost, and no earlier part of a discarded episode
-        is sought: see `Discards`.
+        A check is needed if any episode was evicted or lost, or if an earlier part of a discarded episode is sought
+        (see `Discards`).
         """
 
     def add_ended(self, end: int, steps: int) -> None:

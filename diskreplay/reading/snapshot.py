@@ -34,7 +34,7 @@ from diskreplay.segments.files.locks import is_locked
 from diskreplay.segments.sealing import may_seal
 from diskreplay.workers import computed_once
 
-# A search for the episodes of given steps begins with the _NEWEST newest ended episodes, as most of these steps are
+# A search for the episodes of given steps begins with the newest _NEWEST ended episodes, as most of these steps are
 # new. If episodes are still missing, the search is repeated in _MORE times as many episodes.
 _NEWEST, _MORE = 1024, 8
 
@@ -222,9 +222,9 @@ class SegmentTable(NamedTuple):
 class Snapshot:
     """The state of a store that a reader sees until it refreshes.
 
-    A snapshot is immutable, and any number of threads may use it. Some arrays have a value per lane, such as
-    ``committed``, the number of complete rows, and ``observed``, the number of rows with an observation. In these
-    arrays, the index of a lane is ``lane_base[slot] + lane``.
+    A snapshot is immutable, and any number of threads may use it. ``committed`` and ``observed`` have a number per
+    lane: the number of complete rows, and the number of rows with an observation. In such arrays, the index of a lane
+    is ``lane_base[slot] + lane``.
 
     Attributes
     ----------
@@ -233,7 +233,7 @@ class Snapshot:
     record : ndarray of int64
         The array that kernels read: the head of the table, and then numbers of the live lanes, see `kernels.frozen`.
     lane_rows : (`following.LANE_ROWS`, lanes) int64
-        The array `Slots.rows` of the follower. The columns for lanes of unsealed segments may change later.
+        The array `Slots.rows` of the follower. The columns of live lanes may change later.
     log : EpisodeTable
         The ended episodes, in the order in which the follower has found them. `open` has the episodes that have not
         ended.
@@ -404,7 +404,7 @@ class Snapshot:
     def value_places(self, episodes: EpisodeTable) -> tuple[Ints, Ints, Ints]:
         """Return the slots, lanes and rows at which the arrays of episode fields have the values of ended episodes.
 
-        Each episode must have such values. The rows are the result of `ChunkTables.value_rows`.
+        Each of the episodes must have values of episode fields. The rows are the result of `ChunkTables.value_rows`.
         """
         slots = (episodes.first >> POSITION_BITS) - self.origin
         row, lane = np.divmod(episodes.first & POSITION_MASK, episodes.stride)

@@ -95,8 +95,8 @@ def _sum_lane(
     """Sum the rewards of successive episodes of a lane, and write the sums to ``total_rewards``.
 
     ``group`` has the indices of these episodes in ``snapshot.episodes``. ``start`` has the first row of every episode
-    of the snapshot. Rows are read in parts of about `_ROWS_AT_ONCE`. After each part, yields the indices of the
-    episodes whose rewards were summed in this part.
+    of the snapshot. The rewards are read in parts of about `_ROWS_AT_ONCE` rows. After each part, yields the indices of
+    the episodes whose rewards were summed in this part.
     """
     episodes = snapshot.episodes
     stop = start[group] + episodes.steps[group]

@@ -591,7 +591,7 @@ class Store:
     def to_numpy(self) -> dict[str, Any]:
         """Return everything in the current snapshot as arrays in memory, oldest episode first.
 
-        Episodes are whole: N, the number of steps, includes hidden steps, and may be larger than ``len(store)``.
+        N is the number of steps, hidden steps included: it may be larger than ``len(store)``.
 
         Returns
         -------

@@ -30,8 +30,8 @@ class Lane:
         self.cursor: AppendCursor | None = None
         self.open = False
         self.continues = False  # whether the next episode continues the last episode, which was cut for its length
-        # If `continues` is True, an episode that begins with this observation continues the last episode. None: any
-        # observation will do.
+        # If `continues` is True, an episode that begins with this observation continues the last episode. None: the
+        # episode may begin with any observation.
         self.resumes_at: list[bytes] | None = None
         # The observation that is already written to the next row; None if there is none.
         self.pending: list[bytes] | None = None

@@ -143,10 +143,10 @@ def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCast
 
 
 def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple[Any, Any]]:
-    """Return the most common type of numbers that need no cast to a dtype, all other such types, and two bounds.
+    """Return the types of numbers that need no cast to a dtype, and the bounds of such numbers.
 
-    The bounds are the smallest and the largest number of the dtype. `Field.cast` handles NaN and infinities, because
-    they are not between the bounds.
+    The first value is the most common type, and the second value has all other types. The bounds are the smallest and
+    the largest number of the dtype. `Field.cast` handles NaN and infinities, because they are not between the bounds.
     """
     if dtype.kind == "b":
         return bool, (), (False, True)

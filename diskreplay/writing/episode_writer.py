@@ -138,7 +138,7 @@ class EpisodeWriter:
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
-        """Write and publish a step that a new `AppendCursor` refused, for example for rows in two chunks."""
+        """Write and publish a step that a new `AppendCursor` refused: the step's rows may be in two chunks."""
         known = 0 if lane.pending is None else self.obs_count
         values = dict(zip(self.columns[known:], items[known:], strict=True))
         flags, final = _flags(lane, next_obs, terminated, truncated, episode)

@@ -223,6 +223,6 @@ def _renew() -> None:
 
 os.register_at_fork(after_in_child=_renew)
 # `_end` has to run before the finalizers of writers. Exit functions run in the reverse order of their registration. The
-# first finalizer makes `weakref` register its own exit function, so one is made before `_end` is registered.
+# first finalizer makes `weakref` register its own exit function, so a finalizer is made before `_end` is registered.
 weakref.finalize(Dropped, int)
 atexit.register(_end)

@@ -176,7 +176,7 @@ class Marker:
                 with self._condition:
                     left = [left for left in self._left.values() if left.segment.has_unmarked]
                     for one in left:
-                        # The next mark is due at this time, even if the disk has no room now.
+                        # `due` moves on even if this mark finds no room on the disk.
                         one.due = time.monotonic() + one.every_s
                     # A segment that a writer leaves from now on is not sealed before these marks end: see `wait`.
                 writers |= {segment: writer for writer in due for segment in writer.open if segment.has_unmarked}

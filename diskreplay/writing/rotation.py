@@ -145,9 +145,9 @@ _MOST_TARGETS = 16
 
 # A segment for one episode of unknown length has chunks of 256 rows.
 _UNKNOWN = Size(256)
-# The minimum number of bytes of a chunk, by the number of rows of a chunk: {at least this many rows: bytes}. Each chunk
-# is a file, and a file takes as much time as thousands of steps. Chunks of less than 128 rows have no minimum: if a
-# whole segment was in one page, damage to this page would destroy all rows.
+# {number of rows: the minimum number of bytes of a chunk with at least this many rows}. Each chunk is a file, and a
+# file takes as much time as thousands of steps. Chunks of less than 128 rows have no minimum: if a whole segment was in
+# one page, damage to this page would destroy all rows.
 _LEAST_BYTES = {128: PAGESIZE, 1024: 128 << 10}
 
 # If a quarter of the newest segment was filled in less than this many seconds, the next segment is not made in the
@@ -192,7 +192,7 @@ class Rotation:
         self._has_preallocated = False  # whether `preallocate` has nothing left to do for `newest`
         self._newest_since = 0.0
         self.by_number: dict[int, SegmentWriter] = {}
-        self._members: dict[int, set[Lane]] = {}  # the lanes that write to each segment, by number
+        self._members: dict[int, set[Lane]] = {}  # {segment number: the lanes that write to the segment}
         _alive.add(self)
         self.changes = 0  # how many times a segment was opened or released
         self.waits_for_sealing = False  # whether segments were submitted for sealing since the last flush
@@ -210,7 +210,7 @@ class Rotation:
     ) -> None:
         """Make published rows durable in the background, until `abandon`.
 
-        ``refuse_calls`` is a weak reference to a function, which is called if a mark fails.
+        ``refuse_calls`` is a weak reference to a function that is called if a mark fails.
         """
         if durability != "none":
             self._marker, self._refuse_calls = marker, refuse_calls
@@ -224,7 +224,7 @@ class Rotation:
     # --- the end of a segment ----------------------------------------------------------------------------------------
 
     def has_to_end(self, segment: SegmentWriter) -> bool:
-        """Return whether the open episodes in a segment must be cut, so that it can be sealed."""
+        """Return whether the open episodes in a segment must be cut, so that the segment can be sealed."""
         newest = self.newest
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)

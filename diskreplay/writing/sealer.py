@@ -20,7 +20,6 @@ _MOST_WAITING = 128
 _FULL_BATCH = 64
 _BATCH_WAIT_S = 0.5
 # While another process holds a segment's lock, this process checks every _POLL_S seconds whether the segment is sealed.
-# Sealing a segment takes at least _POLL_S seconds.
 _POLL_S = 0.01
 
 
@@ -94,7 +93,7 @@ class Sealer:
         Raises StorageFull if the disk has no room to seal a segment. The rows of the segment are intact and readable.
         The next call, or the next process that opens the store with mode "a", tries to seal the segment again. If a
         segment was not sealed because of another error, `drain` raises this error. The next process that opens the
-        store with mode "a" then seals the segment.
+        store with mode "a" seals the segment.
         """
         self._resubmit_postponed()
         with self._condition:

@@ -131,10 +131,10 @@ class BaseWriter:
     def _cast(
         self, part: str, value: Any, leading: tuple[int, ...] = (), rows: NDArray[np.int64] | None = None
     ) -> list[NDArray[Any]]:
-        """Cast ``value``, the values of ``part`` ("obs", "action", ...) for several steps, to one array per leaf.
+        """Cast the values of ``part`` ("obs", "action", ...) for several steps to one array per leaf.
 
-        Each array has the shape ``(*leading, *leaf.shape)``. The checks of the store's ``validate`` are made for all
-        steps, or only for the steps ``rows`` if these indices are given.
+        Each array has the shape ``(*leading, *leaf.shape)``. The store's ``validate`` checks the steps with the indices
+        ``rows`` (None: all steps).
         """
         leaves = self._schema.cast(part, value, leading)
         if self._checks:

@@ -72,7 +72,7 @@ class Compaction:
     ) -> None:
         """Prepare compaction with a compression level (None: no compression).
 
-        With ``only_compress``, only segments and packs with fields that are not compressed yet are copied.
+        With ``only_compress``, segments and packs that have nothing to compress are left as they are.
         """
         self._root, self._counters, self._retention, self._level = root, counters, retention, level
         self._only_compress = only_compress
