@@ -265,7 +265,7 @@ _kept: "deque[_Kept]" = deque()
 # The sizes of decompressed pieces that are not from an `Arena`. When a piece is freed, its size is appended as a
 # negative number.
 _counts: deque[int] = deque()
-# {bytes of an inner chunk: (a piece with room for more of these inner chunks, the number of inner chunks in it)}
+# {bytes of an inner chunk: (a piece with room for more of these inner chunks, the number of inner chunks in the piece)}
 _begun: "dict[int, tuple[Piece, int]]" = {}
 os.register_at_fork(after_in_child=lambda: _reset_after_fork())
 

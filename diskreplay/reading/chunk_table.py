@@ -44,8 +44,8 @@ WIDE_ROW = 1024
 # mapped, because these files still change.
 LARGEST_READ = 256 << 10
 
-# A call of `ensure` attempts at most this often to map its chunks. After each mapping that the system refuses, other
-# mapped chunks are released, perhaps chunks of the same call.
+# A call of `ensure` tries at most this many times to map all its chunks. After each mapping that the system refuses,
+# other mapped chunks are released, perhaps chunks of the same call.
 _ATTEMPTS = 8
 
 # The binary logarithm of a number of rows that no lane reaches.
@@ -231,7 +231,7 @@ class ChunkTable:
             if inside.any():
                 self._decompress(self._tables.packs[folder], chunks[inside], places[inside], use)
         for folder, chunk, place in zip(folders.tolist(), chunks.tolist(), places.tolist(), strict=True):
-            if not self.bases[place]:  # neither decompressed above, nor mapped with its whole pack
+            if not self.bases[place]:  # the chunk is not in memory yet
                 self._open(folder, chunk, use, copy=copy)
 
     def _decompress(self, pack: Pack, inner: Ints, places: Ints, use: int) -> None:
@@ -258,10 +258,7 @@ class ChunkTable:
         self._hold(places, room.piece, room.piece.address + room.start + inner_bytes * np.arange(len(places)))
 
     def _keep_copied(self, places: Ints, copied: NDArray[np.uint8], use: int) -> None:
-        """Set the addresses of chunks of a pack that was merged into another pack.
-
-        ``copied`` has the rows of these chunks, copied from the other pack.
-        """
+        """Keep the rows ``copied`` of chunks in memory: the pack of the chunks was merged into another pack."""
         piece = Piece.of(copied)
         chunk_budget.make_room_decompressed(piece.nbytes, use)
         self.how[places] = DECOMPRESSED

@@ -74,7 +74,7 @@ def _decompress_next(shard: Shard, parts: Iterator[Part]) -> None:
 
 
 class _Cold:
-    """Predicts from the latest calls of `decompress`, by any thread, whether the next call will read from disk."""
+    """Predicts whether the next call of `decompress` will read from disk, from the latest calls of all threads."""
 
     def __init__(self) -> None:
         self.calls_until_warm = _WARM_CALLS

@@ -117,10 +117,7 @@ _NOTHING = Evicted(EpisodeTable.concatenate([]))
 
 
 class Evictions:
-    """Finds episodes that were evicted by hand or lost to damage, by the ids of their first steps. Not thread-safe.
-
-    ``found`` has the evicted and the lost episodes that `split` has found so far.
-    """
+    """Finds episodes that were evicted by hand or lost to damage, by the ids of their first steps. Not thread-safe."""
 
     def __init__(self, root: Root) -> None:
         self._entries = EvictionEntries(root)

@@ -235,7 +235,7 @@ class _Generation:
         self.rows.add(infos, packs)
 
     def _drop_gone(self, *, everywhere: bool) -> None:
-        """Drop the segments that a limit has deleted; with ``everywhere``, also all other segments that are gone."""
+        """Drop the segments that a limit has deleted; if ``everywhere`` is True, drop all segments that are gone."""
         words, slots = self._counters.read(), self.known.slots
         horizon = int(words[layout.HORIZON]) if self._root.has_horizon else 0
         known = np.flatnonzero(slots.lanes)

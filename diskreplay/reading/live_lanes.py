@@ -219,7 +219,7 @@ class LiveSegment:
         self.observed, self.committed = map_trusted(self.info)
 
     def read(self, before: Ints) -> tuple[Ints, Ints]:
-        """Return the numbers of complete rows, and of rows with an observation, of each lane.
+        """Return, for each lane, the number of complete rows and the number of rows with an observation.
 
         ``before`` has the numbers of complete rows from the last call. If a number has decreased, FormatError is
         raised.

@@ -436,7 +436,7 @@ class Snapshot:
     def count_by_segment(self) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the numbers of visible, hidden and discarded steps per slot, and of steps both discarded and evicted.
 
-        Each of the four arrays has a number per slot. The third array includes the steps of the fourth array.
+        The third array includes the steps of the fourth array.
         """
 
         def count(episodes: EpisodeTable, steps: Ints) -> Ints:

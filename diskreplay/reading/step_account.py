@@ -101,7 +101,7 @@ def _account(counter: StepCounter, counted: Inserted, snapshot: Snapshot, damage
             evicted = count.evicted - evicted_too
             segments[number] = Steps(count.inserted, shown, hidden, evicted, discarded, count.lost)
             visible |= {slot + origin: int(by_slot[0, slot]) for slot in slots}
-        else:  # limits have hidden all steps of the segment, which will soon be deleted
+        else:  # the segment will soon be deleted: limits have hidden all its steps
             segments[number] = Steps(count.inserted, evicted=count.inserted)
     total = Steps(*(sum(counts) for counts in zip(Steps(), *segments.values(), strict=True)))
     total = total._replace(inserted=counted.ever, evicted=total.evicted + counter.deleted)

@@ -225,7 +225,7 @@ def _segment(root: Root, number: int, is_damaged: bool) -> tuple[dict[str, Any],
 
 
 def _unproven(info: SegmentInfo, state: str) -> int:
-    """Return an upper bound of the number of a segment's unproven steps, which readers do not show."""
+    """Return an upper bound for the number of a segment's unproven steps."""
     if info.sealed or state not in ("dead", "foreign") or shows_live_rows(info):
         return info.unproven_steps
     proven = map_trusted(info)[1]

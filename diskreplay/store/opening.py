@@ -58,8 +58,8 @@ def create(
         sixteenth of `capacity` takes less than 1 MiB, a segment takes up to 1 MiB, but at most a quarter of `capacity`.
     compression : "zstd" or ("zstd", level), optional
         How fields of at least 256 bytes per step are compressed when segments are merged. The level is from 1 to 22;
-        the default is 1. Samplers decompress the rows that they draw. Needs ``diskreplay[zstd]``, here and wherever the
-        store is read.
+        the default is 1. Samplers decompress the rows that they draw. Compression needs ``diskreplay[zstd]``, also
+        wherever the store is read.
     compaction : "auto" or "manual"
         With "auto", each process with a writer starts a child process that merges small sealed segments in the
         background; see `Store.compact`. With "manual", only `Store.compact` merges.

@@ -171,7 +171,7 @@ class PartCaster:
         self.lone = self._casters.get(part)
         self._by_name = [(path.partition("/")[2], caster) for path, caster in self._casters.items()]
         is_flat = isinstance(getattr(schema, part), Mapping) and not any("/" in name for name, _ in self._by_name)
-        self._names = dict(self._by_name).keys() if is_flat else None  # None for one field, and for nested mappings
+        self._names = dict(self._by_name).keys() if is_flat else None  # None for one field, or for nested mappings
 
     def items(self, value: Any) -> Items:
         if self.lone is not None:

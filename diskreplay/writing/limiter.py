@@ -53,7 +53,7 @@ class RateLimiter:
     Raises
     ------
     ValueError
-        An argument is invalid, or `timeout` is None and both sides could wait for each other forever.
+        An argument is invalid, or `timeout` is None and writers and samplers could wait for each other forever.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class RateLimiter:
         return self.samples_per_insert * self.min_size
 
     def check_batch(self, steps: int) -> None:
-        """Refuse a batch that could make both sides wait for each other forever.
+        """Refuse a batch that could make writers and samplers wait for each other forever.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class RateLimiter:
             )
 
     def fits(self, steps: int) -> bool:
-        """Return whether `error_buffer` is so large that batches of ``steps`` steps never block both sides forever."""
+        """Return whether `error_buffer` is large enough for batches of ``steps`` steps: see `check_batch`."""
         return self.error_buffer >= self._least_buffer(steps)
 
     def _least_buffer(self, steps: int) -> float:
@@ -196,9 +196,9 @@ class AttachedLimiter:
     def draw(self, steps: int) -> None:
         """Wait until ``steps`` steps may be drawn, and count them as drawn.
 
-        Raises RateLimited after the limiter's `timeout`. Raises ValueError if both sides could wait for each other
-        forever, and StorageFull if the file system copies on write and has no room for the changed count. If the call
-        raises, the counts are unchanged.
+        Raises RateLimited after the limiter's `timeout`. Raises ValueError if writers and samplers could wait for each
+        other forever. Raises StorageFull if the file system copies on write and has no room for the changed count. If
+        the call raises, the counts are unchanged.
         """
         self.limiter.check_batch(steps)
         lock = self._wait(lambda inserted, drawn: self.limiter.may_draw(inserted, drawn, steps), f"draw {steps} steps")

@@ -41,8 +41,8 @@ class Step(NamedTuple):
     """One step of each lane in ``lanes``, or of every lane (None). The arrays have a row for each lane of the vector.
 
     Rows of lanes that are not in ``lanes`` are ignored. ``ends`` is True for the lanes whose episodes are terminated.
-    ``cuts`` is True for the lanes whose episodes are truncated. ``ended`` is ``ends | cuts``. ``some_end`` is True if
-    any element of ``ended`` is True. ``episode`` has the values of episode fields for the ended episodes.
+    ``cuts`` is True for the lanes whose episodes are truncated. ``ended`` is ``ends | cuts``. ``some_end`` is
+    ``ended.any()``. ``episode`` has the values of episode fields for the ended episodes.
     """
 
     lanes: Ints | None
@@ -162,8 +162,6 @@ class _ArrayLane(Lane):
 
 class VectorSteps:
     """Writes the steps of a vector of environments with an `EpisodeWriter`.
-
-    The constructor replaces the lanes of the `EpisodeWriter` by `_ArrayLane` objects.
 
     Concurrency: as for `EpisodeWriter`.
     """

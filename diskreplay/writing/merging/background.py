@@ -17,7 +17,7 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.files.locks import Lock, try_lock
 from diskreplay.segments.files.machine import boot_id
 
-# Merging is worthwhile from this number of segments on, and compressing from this number of bytes on.
+# The least number of segments that is worth a merge, and the least number of bytes that is worth a compression.
 LEAST_SEGMENTS, MUCH_BYTES = 8, 256 << 20
 # Seconds before the first check of segments, and the minimum of seconds between checks. The first check is late, so
 # that short-lived writers merge nothing.
