@@ -137,7 +137,7 @@ class _Generation:
     ) -> None:
         self._root, self._counters, self.known = root, counters, known
         self._words = counters.read()
-        root.follow_limits()  # after `counters.read()`, so that a later change of a limit changes a counter
+        root.follow_limits()  # after the counters, so that the next refresh notices a later change of a limit
         # A limit hides steps in the order of their publication, so the follower needs the times of rows. Steps that an
         # earlier limit has hidden stay hidden.
         self._limits = replace(root.limits)

@@ -114,7 +114,7 @@ class LaneMap:
         """Return the place of each lane in the next segment that has rows of the lane; -1 if there is none."""
         found = self.following[places]
         while True:
-            found[found >= len(snapshot.committed)] = -1  # in segments that are newer than the snapshot
+            found[found >= len(snapshot.committed)] = -1  # no place in a segment that is newer than the snapshot
             empty = found >= 0
             empty[empty] = snapshot.committed[found[empty]] == 0
             if not empty.any():

@@ -278,7 +278,7 @@ def _disk(folder: Path, nbytes: int, bytes_per_s: float | None, reached_in_s: fl
     free = shutil.disk_usage(folder).free
     full = free / bytes_per_s if bytes_per_s is not None and bytes_per_s > 0 else None
     if full is not None and reached_in_s is not None and reached_in_s <= full:
-        full = None  # before the disk is full, the store reaches its limit, and stops growing
+        full = None  # the store reaches its limit and stops growing before the disk is full
     return Disk(nbytes, free, None if bytes_per_s is None else bytes_per_s * 3600, full)
 
 

@@ -252,7 +252,7 @@ class Store:
 
     @property
     def quarantine(self) -> list[Quarantined]:
-        """The data that repairs and recoveries have set aside, sorted by path; see the attributes of each entry."""
+        """The data that repairs and recoveries have set aside, sorted by path."""
         return read_quarantine(self._root.folder)
 
     @shown_paths()
@@ -437,9 +437,9 @@ class Store:
         the result counts all its steps, hidden ones included.
 
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or the
-        calling process dies, either all of these episodes are evicted or none. Bytes are deleted when all steps of a
-        segment are evicted or hidden. If a sampler has already drawn the ids of a batch, the sampler still delivers the
-        batch. The priorities of evicted steps are deleted, and later updates of these priorities are skipped.
+        calling process dies, either all of these episodes are evicted or none. A segment is deleted when all its steps
+        are evicted or hidden. If a sampler has already drawn the ids of a batch, the sampler still delivers the batch.
+        The priorities of evicted steps are deleted, and later updates of these priorities are skipped.
 
         Parameters
         ----------
@@ -720,8 +720,8 @@ class Store:
             disk. With every value, appended steps are visible to all processes at once, and survive the death
             of any process.
 
-            - a number of seconds: the steps of the last period of this length, because a background thread makes older
-              steps durable;
+            - a number n of seconds: the steps of the last n seconds, because a background thread makes older steps
+            durable;
             - ``"episode"``: steps of open episodes, because the append that ends an episode waits for the disk;
             - ``"none"``: all steps outside sealed segments.
         limiter : RateLimiter, optional

@@ -415,7 +415,8 @@ def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
 def _flags(
     lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
 ) -> tuple[int, int]:
-    """Return the flags of a lane's next step, and of the row after the step; 0 if that row does not end the episode."""
+    """Return the flags of a lane's next step, and the flags of the row after the step (0 if this row ends no
+    episode)."""
     flags = step_flags(not lane.open, lane.continues, terminated, truncated)
     if next_obs is not None and (terminated or truncated):
         return flags, final_flags(True, True, bool(episode))
