@@ -410,7 +410,7 @@ class ChunkTable:
         return out
 
     def priorities(self, ids: Ints, origin: int, lanes: Ints) -> Floats:
-        """Return the stored priority of each step, NaN if the step has none or is gone.
+        """Return the stored priority of each step; NaN if the step has no priority or is gone.
 
         Call this method only on the table of priorities, `ChunkTables.priorities`. ``lanes`` has the number of lanes of
         each segment, beginning with segment ``origin``.

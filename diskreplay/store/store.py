@@ -402,7 +402,8 @@ class Store:
         -------
         dict
             ``segments`` and ``steps``: the numbers of merged segments and of their steps. ``bytes_before`` and
-            ``bytes_after``: their bytes on disk. All numbers are 0 if there was nothing to merge.
+            ``bytes_after``: the bytes on disk before and after the merge. All numbers are 0 if there was nothing to
+            merge.
 
         Raises
         ------

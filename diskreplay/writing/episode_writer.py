@@ -86,7 +86,7 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Set `now`, the time of the rows that are written next, to the present time; `now` never decreases."""
+        """Advance `now` to the present time: the next rows get this time."""
         self.now = max(self.now, clock_ns())
 
     def begin_priorities(self) -> None:
@@ -415,8 +415,7 @@ def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
 def _flags(
     lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
 ) -> tuple[int, int]:
-    """Return the flags of a lane's next step, and the flags of the row after the step (0 if this row ends no
-    episode)."""
+    """Return the flags of a lane's next step, and the flags of the row after it (0 if this row ends no episode)."""
     flags = step_flags(not lane.open, lane.continues, terminated, truncated)
     if next_obs is not None and (terminated or truncated):
         return flags, final_flags(True, True, bool(episode))
