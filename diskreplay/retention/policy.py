@@ -34,8 +34,8 @@ class Ages:
     """The ages of sealed segments; not thread-safe.
 
     A wrong wall clock must not delete a store's steps. If this machine sealed a segment since its last boot, only the
-    boot clock counts, because this clock cannot be set. For a segment of another machine or an earlier boot, the wall
-    clock counts if one of these facts confirms the age:
+    boot clock counts, because this clock cannot be set. For any other segment, the wall clock counts, but only if one
+    of these facts confirms the age:
 
     - a time service keeps the wall clock,
     - this machine sealed the segment, and has been up for longer than the age limit,
@@ -110,8 +110,8 @@ class RetentionPolicy:
 
     Only sealed, readable segments are removed, by any of these rules:
 
-    - ``capacity``: the segment whose last step is oldest is due while other segments hold at least `capacity` newer
-      steps that readers show.
+    - ``capacity``: the segment whose last step is oldest is due while the other segments together hold at least
+      `capacity` newer steps that readers show.
     - ``capacity_bytes``: the segment whose last step is oldest is due while all segments together take more than
       `capacity_bytes` on disk. A pack that is being made counts, too.
     - ``max_age_s``: a segment is due `max_age_s` seconds after it was sealed; `Ages` says by which clock.
@@ -276,7 +276,8 @@ class RetentionPolicy:
             newer -= self._older_steps(other, last)
             if newer < capacity:
                 break
-        # Counting is slow. It is repeated only after `_kept` has grown by the ``capacity - newer`` missing steps.
+        # Counting is slow. There cannot be ``capacity`` newer steps before `_kept` has grown by ``capacity - newer``.
+        # The steps are not counted again before then.
         self._short = number, self._kept + capacity - newer
         return newer >= capacity
 

@@ -116,11 +116,13 @@ class Retention:
         opened, and StoreLocked if the store lock stayed taken for a minute.
         """
         if not self._policy.is_idle:
-            # With one segment per episode, many segments wait to be sealed. Reading all these segments again would be
-            # slow.
+            # With one segment per episode, many segments wait to be sealed. Reading all these segments again here would
+            # be slow, so they are read again only after a sealing.
             again = self._root.segment_steps != "episode"
+            # If the first call finds merged segments, the names of their packs may not be durable yet. The second call
+            # makes these names durable, and then removes the merged segments.
             if self._remove_some(again=again):
-                self._remove_some(again=again)  # the first call finds merged segments, the second call removes them
+                self._remove_some(again=again)
         with self._locked():
             number = next_number(self._root, self._counters)
             building = f"{self._root.counters_folder}/new-{layout.segment_name(number)}"
@@ -381,7 +383,7 @@ class Retention:
                 return rebuild_copy(info)
         except StorageFull:
             return True  # The segment waits for room: sealing it now would lose the checksums that prove its rows.
-        except (FormatError, OSError):  # Files other than chunk files are damaged.
+        except (FormatError, OSError):  # Small files, such as a zarr.json, are damaged.
             return False
 
     def _copy_aside(self, info: SegmentInfo) -> bool:

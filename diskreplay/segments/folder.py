@@ -141,7 +141,7 @@ class Folder:
         self.note(info)
 
     def note(self, info: SegmentInfo) -> None:
-        """Use ``info`` from now on; the attributes of the same segment have been read again."""
+        """Use ``info`` from now on: the newly read attributes of the same segment."""
         self.info, self._now = info, (info, self._tables)
 
     def lanes_of(self, number: int) -> tuple[int, Ints]:

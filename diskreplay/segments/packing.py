@@ -38,7 +38,7 @@ EvictedBySegment = Mapping[int, Sequence[tuple[int, int]]]
 
 
 def chunk_rows(rows: int) -> int:
-    """Return the size, in rows, of a chunk that has room for all ``rows`` rows of a pack."""
+    """Return the number of rows of a chunk with room for all ``rows`` rows of a pack; not for episode fields."""
     return layout.ceil_power_of_two(rows + layout.ROWS_BEHIND)
 
 
@@ -421,7 +421,7 @@ class _Output:
         self._parts.append(data)
         self._size += len(data)
         if self._size >= _AT_ONCE:
-            # Each write ends at a multiple of `_AT_ONCE`, because large aligned writes make large pages in the page
+            # This write ends at a multiple of `_AT_ONCE`, because large aligned writes make large pages in the page
             # cache.
             self._flush((self._start + self._size) // _AT_ONCE * _AT_ONCE)
 

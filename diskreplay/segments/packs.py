@@ -223,7 +223,7 @@ def _are_possible(tables: PackTables, rows: int) -> bool:
 def _are_values(tables: PackTables, count: int) -> bool:
     """Return whether the columns ``first_value`` and ``values`` of ``runs`` agree with the total ``count`` of values.
 
-    No lane may have more values than rows, because the sum of larger numbers could overflow.
+    The sum of values could overflow, so the sum is used only if no lane has more values than rows.
     """
     values = tables.runs[:, 4]
     stop = np.cumsum(values)

@@ -45,8 +45,8 @@ class Proof(NamedTuple):
     """The rows that checksums of blocks prove in a copied segment.
 
     ``sealed`` has the attributes of the sealed segment, ``rows`` the number of rows of each lane. ``marked`` has, for
-    each lane, the number of rows that marks prove. These rows are intact, but the last episode of a lane may be lost
-    because of later rows.
+    each lane, the number of rows that marks prove. These rows are intact, but an episode that continues after these
+    rows may be lost.
     """
 
     sealed: SegmentInfo
@@ -136,7 +136,7 @@ def _state(path: str) -> tuple[int, ...]:
 
 
 def _show(proof: Proof) -> _Shown | None:
-    """Return the rows of a copied segment that readers show; None if marks alone prove as many steps.
+    """Return the rows of a copied segment that readers show; None if marks prove at least as many steps.
 
     Damaged episodes are returned as lost, so that readers hide them. Readers also read the flags and times of hidden
     rows. So a lane's shown rows end before the first episode with damaged flags, damaged times or missing files. A
@@ -210,8 +210,8 @@ def build_copy(info: SegmentInfo, damage: Damage) -> str:
     """Build a copy of a sealed segment without the damaged parts; return the copy's folder, relative to the store.
 
     The caller holds the store lock. The files of the damaged segment are not changed. Raises StorageFull if the disk
-    has no room. Raises FormatError if a file other than a chunk file does not match its checksum, or if an intact block
-    changed meanwhile. After an error, the folder of the copy is removed.
+    has no room. Raises FormatError if a small file, such as a zarr.json, does not match its checksum, or if an intact
+    block changed meanwhile. After an error, the folder of the copy is removed.
     """
     name = f"{_BUILDING}{layout.segment_name(info.number)}"
     folder = f"{info.root.counters_folder}/{name}"
@@ -395,7 +395,8 @@ def rebuild_copy(info: SegmentInfo) -> bool:
     """Rebuild a copy of a sealed segment from its intact blocks; return False if `prove_by_blocks` returns None.
 
     The damaged copy goes to quarantine unchanged. The caller holds the lock of the store and the lock of the segment.
-    Raises FormatError or OSError if files other than chunk files are damaged, StorageFull if the disk has no room.
+    Raises FormatError or OSError if small files, such as a zarr.json, are damaged or cannot be read. Raises StorageFull
+    if the disk has no room.
     After an error, nothing is changed.
     """
     if (proof := prove_by_blocks(info)) is None:
@@ -442,7 +443,7 @@ def _replace(
 def _is_merged(root: Root, number: int) -> bool:
     """Return whether rows of the rebuilt segment ``number`` were merged into a pack other than this segment.
 
-    Retention would delete a merged segment as soon as this segment has replaced the damaged segment.
+    If so, retention would delete the rebuilt segment as soon as it replaced the damaged segment.
     """
     with suppress(*DAMAGE):
         members = read_members(read_segment(root, number, _side_folder(root, _REBUILT, number)))[:, 0]
@@ -456,7 +457,7 @@ def _gave_way(root: Root, number: int) -> bool:
 
 
 def _keep(root: Root, number: int, reason: str) -> None:
-    """Quarantine a rebuilt segment that cannot replace the damaged segment."""
+    """Quarantine a rebuilt segment that cannot replace the damaged segment; only retention may delete segments."""
     move_aside(root.folder, f"{layout.COUNTERS}/{_side_folder(root, _REBUILT, number).name}", reason, steps=0)
 
 

@@ -102,7 +102,8 @@ class GroupWriter:
     def seal_chunk(self, array: RowArray, number: int, fd: int, block: int | None = None) -> None:
         """Record the checksums of a chunk file that will not change anymore, and remove the permission to write it.
 
-        ``block`` is the size of a block in bytes; None: `block_bytes` gives the size.
+        ``block`` is the size of a block in bytes; None: `block_bytes` gives the size. In a copy of the segment, a file
+        with this permission may have been copied before the sealing.
         """
         self._sums[f"{array.path}/{array.chunk_key(number)}"] = self._blocks.add(array, number, fd, block)
         protect(fd)

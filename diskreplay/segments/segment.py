@@ -420,8 +420,8 @@ _PACK = (
 class Size(NamedTuple):
     """The size of a segment to be made.
 
-    ``chunk_rows`` is the maximum number of rows of a lane in a chunk. ``rows`` is None, or the number of rows of each
-    lane in a segment with one episode per lane.
+    ``chunk_rows`` is the maximum number of rows of a lane in a chunk. ``rows`` is the number of rows that each lane
+    will have, if each lane gets one episode of a known length. In all other cases, ``rows`` is None.
     """
 
     chunk_rows: int
@@ -542,9 +542,10 @@ def read_segment(root: Root, number: int, path: Path | None = None) -> SegmentIn
 
 
 def read_as_sealed(info: SegmentInfo) -> SegmentInfo | None:
-    """Return the sealed attributes of a segment that `read_segment` returned as unsealed; None for any other segment.
+    """Return the attributes in a segment's zarr.json if they say that the segment is sealed, and ``info`` does not.
 
-    `read_segment` returns some copies as unsealed. Errors as for `read_segment`.
+    `read_segment` returns some copies of sealed segments as unsealed. For any other segment, None is returned. Errors
+    as for `read_segment`.
     """
     with LookupBelow(str(info.path)) as lookup:
         found = _read_segment(info.root, info.number, info.path, lookup, is_trusted=True)
@@ -595,8 +596,8 @@ def _as_copied(info: SegmentInfo, lookup: Lookup) -> SegmentInfo:
     if is_whole_copy(info.arrays, str(info.path), info.checksums):
         if metadata.identify(f"{info.path}/{layout.METADATA}", lookup) == info.document:
             return info
-        # Another process has begun to seal this copy again: the zarr.json is unsealed now, and the chunks are
-        # read-only.
+        # Another process has begun to seal this copy again. That process replaced the zarr.json by an unsealed one
+        # before the chunks became read-only.
         return _read_segment(info.root, info.number, info.path, lookup)
     return dataclasses.replace(
         info, sealed=False, steps=None, values=(), checksums={}, sealed_at=0.0, times=None, boot=""

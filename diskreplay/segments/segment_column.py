@@ -48,8 +48,8 @@ _LONE, _LANE = Pages(first=1, few=0, step=32), Pages(first=4, few=16, step=4)
 class Column:
     """Reserves disk blocks for rows of one array of a segment, and writes the rows.
 
-    An *item* is one row as an element of a 1-d NumPy array. The item is a number if the field is a scalar. The item is
-    bytes (a void dtype) if the field has a shape or is an observation. NumPy assigns items much faster than arrays of
+    An *item* is one row as an element of a 1-d NumPy array. The item is bytes (a void dtype) if the field has a shape
+    or is an observation. For any other field, the item is a number. NumPy assigns items much faster than arrays of
     rows.
 
     ``by_position``: rows are written with pwrite, and not through mapped memory. ``keeps``: the file system keeps
@@ -142,7 +142,7 @@ class Column:
         """Return, for each lane, the number of unused reserved rows up to which `wanting` returns the lane.
 
         ``ends`` has the number of reserved rows of each lane. The result is a sixteenth of ``ends``, so that a small
-        store reserves little. If the next row begins a new chunk, the result is a quarter of ``ends``, because creating
+        store reserves little. If row ``ends`` begins a new chunk, the result is a quarter of ``ends``, because creating
         a file is slow. With many lanes, the result is then at least a whole chunk of rows, because creating pages for
         all lanes is slow.
         """
@@ -154,9 +154,9 @@ class Column:
 
         ``now`` has the number of reserved rows of each lane, and ``rows`` the number of rows in use. Only lanes whose
         reserved rows end in the same chunk, before row ``upto``, are returned. A lane soon needs more if it has at most
-        ``behind`` unused reserved rows, or at most an eighth of the rows that ``lane`` gets. In a segment with many
-        lanes, all lanes of the chunk are returned if at least 1 / `_CROWD` of them soon need more. One system call then
-        reserves the rows of all lanes.
+        ``behind`` unused reserved rows, or at most an eighth of the rows that ``lane`` gets. If the segment
+        has many lanes, and at least 1 / `_CROWD` of these soon need more, all lanes in the chunk are returned. One
+        system call then reserves the rows of all these lanes.
         """
         if len(rows) == 1:
             return _LONE_LANE
@@ -172,15 +172,15 @@ class Column:
         """Reserve disk blocks for a lane, and for the other lanes that `_near` returns.
 
         In a segment's first chunk, the space of a lane grows by factors (see `Pages`), so that a short segment takes
-        little disk space. In any later chunk, all rows of a lane are reserved at once.
+        little disk space. In any later chunk, all rows of a lane in the chunk are reserved at once.
         """
         begin, end = int(self._allocated[lane]), (chunk + 1) << self.shift
         growing = chunk == 0 and self._keeps
         times = 4 if begin < self._few_rows else 2
         upto = min(end, max(stop, times * begin, self._first_rows)) if growing else end
         lanes = self._near(lane, upto, rows, self._allocated, behind)
-        # If the lanes get all rows in the chunk, each range begins with a lane's first row in the chunk. So ranges of
-        # neighbouring lanes are adjacent, and one call reserves them.
+        # If the lanes get all their rows in the chunk, each range begins with the lane's first row in the chunk. So the
+        # ranges of neighbouring lanes are adjacent, and one call reserves them.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
         fd = self.info.open_chunk(self.leaf, chunk)
@@ -202,8 +202,9 @@ class Column:
 
         Return, for each of these lanes, the row at which the lane's last page in memory ends.
 
-        The page cache may join many pages. A write to one of the joined pages needs the disk blocks of all these pages.
-        On a full disk, this call raises an error, but a write would end the process by SIGBUS.
+        After a sequential read of the file, the page cache may have joined many pages to one large folio. A write to
+        one of these pages needs the disk blocks of all of them. On a full disk, this call raises an error, but a write
+        would end the process by SIGBUS.
         """
         firsts, lasts = self._pages(chunk, lanes, self.reserved[lanes], ends)
         for first, last in join_ranges(firsts, lasts):

@@ -23,8 +23,8 @@ _NEVER = 1 << 62
 
 Kernel = Callable[..., Any]
 
-# Maps a field to one of its chunks, as a 1-d array of rows, and to an offset for each lane. Row r of a lane has index r
-# + offset in the chunk.
+# Maps a field to one of its chunks, as a 1-d array of rows, and to an offset for each lane. In the chunk, row r of a
+# lane has index r + offset.
 Window = dict[str, tuple[NDArray[Any], Ints]]
 
 
@@ -41,7 +41,7 @@ class SegmentWriter:
 
     ``in_blocks``: each call writes many rows, with pwrite, because mapping chunks would take longer.
 
-    Concurrency: one thread of one process, which holds the segment's lock.
+    Concurrency: one thread of one process, which holds the segment's lock. This class never takes that lock itself.
     """
 
     def __init__(self, info: SegmentInfo, lock: Lock, *, in_blocks: bool = False) -> None:
@@ -68,7 +68,7 @@ class SegmentWriter:
         self._reserved = np.zeros(lanes, np.int64)  # by lane: each field has disk blocks for this many rows
         self._least_reserved = 0
         # No lane has more than `most_rows` rows. `_window` has, for each field, a mapped chunk with the next two rows
-        # of every lane. `_window` is valid until a lane has `_window_stop` rows.
+        # of every lane. `_window` is valid while these rows come before row `_window_stop` of each lane.
         self.every_lane = np.arange(lanes)
         self.most_rows = 0
         self._window_stop = 0
@@ -313,7 +313,8 @@ class SegmentWriter:
         if late and isinstance(self.committed, CountersByPosition):
             self.committed.store(lanes, rows, late=True)
         else:
-            # An assignment by index writes each number as 8 aligned bytes, so no reader sees a part of a number.
+            # The numbers are assigned by index, even for all lanes: NumPy then writes each number as 8 aligned bytes.
+            # So no reader sees a part of a number.
             self.committed[lanes] = rows
         self.total_rows += added
         self._lane_rows[... if every else lanes] = rows

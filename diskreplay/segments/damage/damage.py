@@ -5,8 +5,9 @@ the episodes of these rows are lost. A compressed array has a checksum for each 
 instead of for each block. A step with a damaged initial priority is not lost: the priority becomes 0, which means "not
 given".
 
-Damaged flags hide where episodes begin. A *start* is a row that is known to begin an episode. If any flag between two
-successive starts is damaged, all rows from the first start up to the second start are lost.
+Damaged flags hide where episodes begin. A *start* is a row that is known to begin an episode. If the flag of a row is
+damaged, a range of rows is lost. The range begins at the last start at or before the row. The range ends before the
+next start after the row, or at the end of the lane.
 """
 
 import os
@@ -73,8 +74,8 @@ def find_damage(
     episode that was evicted by hand. A position is ``row * lanes + lane``; in a pack, which has one lane, it is a row.
 
     ``marked`` is given only for a copied segment that may lack some rows. Marks prove the first ``marked[lane]`` rows
-    of each lane, so these rows are intact, even inside a bad block. A later row with a damaged priority is lost,
-    because the row may not have been copied.
+    of each lane, so these rows are intact, even inside a bad block. A later row is lost even if only its priority
+    is damaged, because the row may not have been copied.
 
     Raises FormatError if a needed chunk has no checksum, or the tables of a pack are damaged.
     """
@@ -311,7 +312,7 @@ class _Search:
     def _likely(self, lane: int, row: int) -> int | None:
         """Return the original flag of a row in a damaged block, if only one byte of the block was changed; else None.
 
-        The result only decides whether an intact episode ends with the previous row.
+        The result only decides whether an intact episode ends with the previous row. Readers never get the result.
         """
         chunk, at = row // self._per_chunk, lane * self._per_chunk + row % self._per_chunk
         block, nbytes = layout.BLOCK_ROWS, len(self._info.lanes) * self._per_chunk
@@ -383,7 +384,7 @@ class _Values:
         return found
 
     def places(self, lost: Sequence[Range], rewritten: Sequence[Range]) -> tuple[list[Range], list[int]]:
-        """Return a range of values for each range in ``lost``, and the ends of the ranges with values in ``rewritten``.
+        """Return the values' range of each range in ``lost``, and the stop of each range in ``rewritten`` with values.
 
         ``rewritten`` has the ranges of rows with replaced flags: rows of evicted and discarded episodes. Values whose
         rows are unknown are counted in the first lost range with damaged flags, or in rewritten episodes if there is no

@@ -1,7 +1,7 @@
 """Quarantine: files and folders of a store that are neither used nor deleted, each with a record of its origin.
 
-A record is durable before its file or folder is moved. If a record is missing or damaged, its values are derived from
-the file or folder.
+Such a file or folder is called an entry. A record is durable before its entry is moved. If a record is missing or
+damaged, its values are derived from the entry.
 """
 
 import json

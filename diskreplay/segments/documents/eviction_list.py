@@ -3,7 +3,7 @@
 A user may evict episodes to free a full disk, so the chunks for the next entries are written in advance.
 
 The folder of an evicted segment gets a name with the new count of evicted steps. If the process dies before it sets the
-counter of evicted steps, the next process that opens the store reads the count from the name.
+store's counter of evicted steps, the next process that opens the store sets this counter from the name.
 """
 
 import os

@@ -203,7 +203,7 @@ class StepCounter:
 
     @property
     def aside(self) -> int:
-        """The number of quarantined steps that are nowhere else in the store, as of the last call of `read`."""
+        """The number of quarantined steps that no other part of the store counts, as of the last call of `read`."""
         return self._aside
 
     def segments(self) -> dict[int, SegmentCount]:

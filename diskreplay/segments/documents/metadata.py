@@ -132,9 +132,9 @@ class Blueprint:
     """The zarr metadata of the groups and arrays that every segment of a store has, except for the shapes.
 
     A blueprint is immutable. It is made once per store, because making a blueprint for each segment would take too
-    long. ``arrays`` maps paths to the arrays with one entry per row. ``values`` has the paths of episode fields, and
-    ``paths`` the paths of all folders below a segment, parents first. Segments with initial priorities use the
-    blueprint `with_priority`.
+    long. ``arrays`` maps paths to the arrays with rows, episode fields included. ``values`` has the paths of episode
+    fields, and ``paths`` the paths of all folders below a segment, parents first. Segments with initial priorities use
+    the blueprint `with_priority`.
     """
 
     def __init__(

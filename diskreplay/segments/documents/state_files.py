@@ -59,7 +59,7 @@ _DIGITS = 18
 _LONGEST = 100  # the maximum length of an array's name, without the suffix that makes it unique
 
 DRAFT = "state-"
-"""The beginning of the name of a draft folder, in which a state is written before it becomes visible."""
+"""The prefix of draft folders of states in the counters' folder; the process that writes a state locks its draft."""
 _STATE, _GROUP = "state", "group"
 
 # Keys that a state cannot have, because they have another meaning in its zarr.json.

@@ -59,7 +59,8 @@ class CountersByPosition:
     def store(self, key: Any, value: Any, *, late: bool) -> None:
         """Set the counters at ``key`` to ``value``; also write the counters that an earlier call could not write.
 
-        Raises StorageFull if ``late`` is False and the disk has no room for any counter; no counter is changed.
+        Raises StorageFull if ``late`` is False and the disk is so full that not one counter was written. In this case,
+        no counter is changed.
         """
         wanted = self._shown.copy() if self._owed is None else self._owed.copy()
         wanted[key] = value
@@ -132,8 +133,8 @@ class StoreCounters:
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
             # One word may differ from its complement: a process may be between its two writes, or may have died there.
-            # The value of the word counts. Only FIRST_LIVE is taken from its complement, so that a damaged word cannot
-            # hide segments.
+            # The value of the word counts. Only FIRST_LIVE is always taken from its complement, so that a damaged word
+            # cannot hide segments. A number that is too low does no harm.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
@@ -168,7 +169,7 @@ class StoreCounters:
         if value < self._words[word]:
             raise ValueError(f"counter {word} would go back from {int(self._words[word])} to {value}")
         if isinstance(self._words, CountersByPosition):
-            # a single write, so that the word and its complement always agree
+            # a single write: on a full disk, the word and its complement both change, or neither does
             self._words[[word, layout.COUNTER_WORDS + word]] = value, ~value
             return
         self._words[word] = value

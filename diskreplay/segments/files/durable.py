@@ -302,7 +302,8 @@ _NETWORK = {
     0xBACBACBC: "vmhgfs",
 }
 # These file systems write a reserved block in place. File systems that are not listed may need a new block for each
-# write: they may copy on write, compress, or use another machine's disk.
+# write. They may copy on write, make snapshots or compress. Or another machine, or an underlying file system, decides
+# where data are written.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
 # On these file systems, the inode number of a file may differ from call to call.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}

@@ -19,7 +19,8 @@ from io import FileIO
 
 from diskreplay.errors import FormatError, StoreLocked
 
-# The pause between two attempts to take a lock. Most locks are held for longer than this pause.
+# The pause between two attempts to take a lock. The usual reason to hold a lock is to make a segment. Making a segment
+# takes longer than this pause.
 _POLL_S = 0.002
 
 
@@ -74,7 +75,7 @@ def _open_lock(path: os.PathLike[str] | str) -> int:
     """Open a lock's file for writing, and create it if it is missing; only users who may write it may read it.
 
     Any user who can read the file could lock it. So the file is readable only for those classes of users (owner, group,
-    others) that may write it.
+    others) that may write it. This must hold from the file's creation on, so only the owner can read a new file.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o622)
     try:
@@ -140,7 +141,7 @@ def is_locked(path: os.PathLike[str] | str) -> bool:
 
 
 def is_held(path: os.PathLike[str] | str) -> bool | None:
-    """Return whether a living process holds the lock; to find out, take the lock shared for a moment.
+    """Return whether a living process holds the lock; to find out, take the lock shared for a moment, without waiting.
 
     None: unknown, because this user may not open the file, or this process has no descriptor left.
     """

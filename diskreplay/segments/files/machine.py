@@ -154,7 +154,7 @@ def _sequence_number(folder: str) -> int:
 
 
 def _disks_of_btrfs(path: str) -> int:
-    """Return the sum of the sequence numbers of all disks of a btrfs file system."""
+    """Return the sum of the sequence numbers of all disks of a btrfs: its device number does not name a disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = fcntl.ioctl(fd, _BTRFS_FS_INFO, bytes(1024))

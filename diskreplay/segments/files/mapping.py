@@ -110,8 +110,9 @@ class Mapping:
     def populate(self, start: int, stop: int) -> None:
         """Make the pages from byte ``start`` to byte ``stop`` of the file writable without a page fault.
 
-        Raises OSError ENOSPC if the disk has no room for a write to these pages. On Linux before 5.14, the method does
-        nothing: the system call is missing, and is not needed without large pages in the page cache.
+        ``start`` is a multiple of the page size. Raises OSError ENOSPC if the disk has no room for a write to these
+        pages. On Linux before 5.14, the method does nothing, because the system call is missing. Only large pages in
+        the page cache need this call, and those versions of Linux have no large pages there.
         """
         # Each call populates few pages, because other threads cannot map or unmap memory during a call.
         for first in range(start, stop, _POPULATED_AT_ONCE):
