@@ -286,7 +286,7 @@ class Column:
 
     def _write_items(self, chunk: int, at: Ints, items: NDArray[Any]) -> None:
         data, size = items.view(np.uint8).data, self.row_bytes
-        # Rows that are adjacent in the file are written together.
+        # Adjacent rows are written together. If a chunk has one row per lane, the rows of all lanes are adjacent.
         edges = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         for start, stop in pairwise(edges):
             self.write_at(chunk, int(at[start]), data[start * size : stop * size])

@@ -1,7 +1,7 @@
 """Unproven rows: rows that a segment's counters claimed before a power loss or a copy, but that no mark proves.
 
 Unproven rows may be intact, torn or missing. They do not count as rows of the segment. They are not deleted: the
-segment's files keep these rows after all other rows of a lane, and the segment's attributes have their number.
+segment's files keep these rows after all other rows of each lane, and the segment's attributes have their number.
 """
 
 import os

@@ -101,7 +101,7 @@ def evict(root: Root, counters: StoreCounters, episodes: Sequence[tuple[int, int
     keep_hidden(counters, hidden_before)
     counters.set(layout.EVICTION_ENTRIES, stop)
     counters.sync()
-    with suppress(ReplayError, OSError):  # the eviction is done, and a later process can reserve the room
+    with suppress(ReplayError, OSError):  # the eviction is done; the next process that opens the store reserves again
         reserve(root, stop)
 
 

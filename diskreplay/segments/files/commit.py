@@ -133,8 +133,8 @@ class StoreCounters:
             before[layout.BOOT] = values[layout.BOOT]
             changed = np.flatnonzero(values != before)
             # One word may differ from its complement: a process may be between its two writes, or may have died there.
-            # The value of the word counts. Only FIRST_LIVE is always taken from its complement, so that a damaged word
-            # cannot hide segments. A number that is too low does no harm.
+            # In this case, the value of the word counts. But FIRST_LIVE is always taken from its complement, so that a
+            # damaged word cannot hide segments. A FIRST_LIVE that is too low does no harm.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
                 return self._checked(values)
