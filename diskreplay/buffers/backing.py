@@ -28,8 +28,9 @@ from diskreplay.writing.writer import Writer
 class Backed(ABC):
     """The base class of buffers. Each buffer has at most one store, and one writer of the store.
 
-    If the path has no store yet, the first step makes a store. `close`, garbage collection and the exit of the process
-    remove a temporary folder. A killed process leaves the folder behind.
+    `__init__` opens the store at the path. If there is no store yet, `_writer_of` makes a store with the first step. A
+    buffer that keeps its steps in tensors calls `_writer_of` only if there is a path. `close`, garbage collection and
+    the exit of the process remove a temporary folder. A killed process leaves the folder behind.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ SELDOM_CAST = (torch.uint16, torch.uint32, torch.uint64)
 class ColumnMemory:
     """Makes tensors of fields on a device, one per field, ``(*leading, *shape)``. Not thread-safe.
 
-    The memory of a tensor is reused when the tensor is no longer referenced.
+    On the CPU, the memory of the tensors of a call is reused when none of these tensors is referenced any more.
     """
 
     def __init__(self, fields: Mapping[str, Field], leading: tuple[int, ...], device: torch.device) -> None:

@@ -132,8 +132,8 @@ def _write(writer: VectorWriter, schema: Schema, rows: Columns, next_rows: tuple
 _alive: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
 
 
-# Exit handlers run in reverse order of registration, so this handler runs before the handlers that the imports above
-# registered.
+# Exit handlers run in reverse order of registration. The imports above have registered the handlers of writers and
+# threads, so this handler runs before those handlers.
 @atexit.register
 def _wait_for_all() -> None:
     for recorder in list(_alive):

@@ -507,7 +507,7 @@ class RolloutBuffer(Backed):
 
     @property
     def observations(self) -> Any:
-        """Observations, (steps so far, num_envs, *obs_shape). If the buffer is empty, reading raises NotEnoughData."""
+        """Observations, (steps so far, num_envs, *obs_shape). Fields of an empty buffer raise NotEnoughData."""
         return self._gathered()["obs"]
 
     @property

@@ -43,8 +43,8 @@ def items_of(value: Any) -> Mapping[str, Any] | None:
 def fitted(tree: Tree, value: Any, leading: tuple[int, ...] = ()) -> Any:
     """Return `value` with each array reshaped to the shape of its field, if the shapes differ only in axes of length 1.
 
-    `tree` is a field, or a dict or tuple of trees, and `value` is nested like the tree. The axes in `leading` precede
-    the shape of each field.
+    Other arrays are returned unchanged. `tree` is a field, or a dict or tuple of trees, and `value` is nested like the
+    tree. The axes in `leading` precede the shape of each field.
     """
     if not isinstance(tree, Field):
         below, values = items_of(tree), items_of(tuple(value) if isinstance(value, list) else value)
@@ -196,9 +196,9 @@ def stored_dtype(value: Any, array: NDArray[Any]) -> np.dtype[Any]:
 def has_one_environments_axis(obs: Any, shape: tuple[int, ...] | None, batched: bool = False) -> bool:
     """Return whether a first observation has a leading axis of one environment.
 
-    `shape` is the shape of an observation without this axis; None: unknown. With an unknown shape, the first axis of
-    every leaf must have length 1, and one leaf must have a second axis. If `batched` is True, no leaf needs a second
-    axis.
+    `shape` is the shape of an observation without this axis; None: unknown. With a known shape, the observation must be
+    (1, *shape). With an unknown shape, the first axis of every leaf must have length 1. In addition, at least one leaf
+    must have a second axis, or `batched` must be True. `batched` says that other values of the step have the axis.
     """
     if shape is not None and not isinstance(obs, Mapping):
         return plain(obs).shape == (1, *shape)

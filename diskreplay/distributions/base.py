@@ -58,8 +58,8 @@ class Distribution(ABC):
     sized: bool = True
     # A draw needs a population with at least this number of ids.
     least: int = 1
-    # Whether a drawn id is used up, as in a pass over all ids. If True, `delivered` is called. A batch that loses ids
-    # before its delivery keeps its other ids.
+    # Whether a drawn id is used up, as in a pass over all ids. If True, `delivered` is called, and a batch that loses
+    # ids before its delivery keeps its other ids.
     gives_once: bool = False
     # Paths of the episode fields that the distribution reads. A sampler refuses the distribution if the store lacks one
     # of these fields.

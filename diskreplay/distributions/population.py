@@ -769,9 +769,10 @@ class Cursor:
     `new_of` and `take`. Such a follower saves `taken`: the last taken id of each lane. A new cursor with the saved
     `taken` continues after these ids.
 
-    A follower calls `kept`, then `changes`, then processes the changes, and then calls `reach`. If `may_miss` is True,
-    ids that left the population may be in it again. `new_of` does not return these ids. A follower that cannot find
-    these ids in another way begins again with a new cursor.
+    A follower calls `changes`, processes the changes, and then calls `reach`. `kept`, `may_miss` and `new_of` need the
+    state of the last `reach`, so a follower calls these methods before the next `reach`. If `may_miss` is True, ids
+    that left the population may be in it again. `new_of` does not return these ids. A follower that cannot find these
+    ids in another way begins again with a new cursor.
     """
 
     def __init__(self, taken: Ints = _NO_INTS) -> None:

@@ -105,8 +105,8 @@ class PriorityTable:
         self._bounds = np.zeros(0)
         self._shared: _Shared | None = None
         self._cursor = Cursor()
-        # The table `new` of the last `follow` (see `priority_pages.ENDED`), and the array of lanes, because the table
-        # has only the address of this array.
+        # The table `new` of the last `follow`, see `priority_pages.ENDED`, and the number of lanes of each segment. The
+        # second array is kept here, because the table has only the address of this array.
         self._offered = np.zeros((4, priority_pages.RUNS), np.int64), _NO_LANES
         self._pages = np.zeros((0, priority_pages.COLUMNS), np.int64)
         self._ints, self._floats = np.empty((4, _BLOCK), np.int64), np.empty((3, _BLOCK))
@@ -215,7 +215,7 @@ class PriorityTable:
             self._enter(ids[~is_given], np.where(largest > 0.0, largest, 1.0)[~is_given])
 
     def _enter(self, ids: Ints, raw: Floats) -> None:
-        """Give ids the priorities `raw`; a negative sign in `_raw` says that no update or writer gave a priority."""
+        """Set the priorities of ids to `raw`, and `_raw` to -`raw`: no update or writer gave these priorities."""
         places, masses = self.places(ids), np.empty(len(ids))
         self._powers(raw, self._alpha, sumtree.SMALLEST, sumtree.LARGEST, np.empty(len(ids)), masses)
         self._raw[places] = -raw

@@ -23,8 +23,9 @@ class Prioritized(Owned):
 
     P(i) = p_i / Σ p with p = (|td| + eps) ** alpha. New ids enter with the initial priority of their step, if the
     collector gave one (Horgan et al. 2018, section 3; for sequences see `eta`). Other new ids enter with the largest
-    priority that was given to an id that can still be drawn, or with 1. The weight of a drawn id is (N · P(i)) **
-    -beta, divided by the largest weight. N is the number of ids that can be drawn.
+    priority that an update or a collector gave to an id that can still be drawn, or with 1 if there is no such id. The
+    weight of a drawn id is (N · P(i)) ** -beta, divided by the largest weight. N is the number of ids that can be
+    drawn.
 
     The priorities belong to one sampler, which calls the distribution under the sampler's lock. Each kind of id has its
     own table: all transitions share one table, and all sequences of the same (length, overlap, pad) share another

@@ -394,7 +394,8 @@ class AtMost(Restricted):
         self._times, self._kind = times, kind
         self._counts = times.of(kind)
         self._pending: list[Draw] = []  # Draws that were not delivered yet.
-        # The last result of `drawable`, and a cursor that finds later changes of the population.
+        # The allowed ids that `drawable` found last, in ascending order, and a cursor that finds later changes of the
+        # population.
         self._left, self._cursor = _NONE, Cursor()
 
     def __repr__(self) -> str:

@@ -186,7 +186,7 @@ class _Groups:
     def _hide(self, reached: Ints) -> Column:
         """Hide the runs `reached`; return a mapping from the last id of each run with hidden ids to the run's group.
 
-        `reached` must be the oldest runs that are not hidden yet, in the order of arrival.
+        `reached` must be the first runs, in the order of arrival, that are not hidden yet.
         """
         group = self._group[self._first : self._first + reached.shape[1]]
         self._first += len(group)

@@ -89,7 +89,10 @@ def compile_kernel(module: str, name: str) -> Callable[..., Any]:
 
 
 def _keep(jit: ModuleType, function: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    """Return the compiled `function`: loaded from the folder `path`, or compiled now and saved there."""
+    """Return the compiled `function`: loaded from the folder `path`, or compiled now and saved there.
+
+    `jit` is a module of the package that `import_kernels` has made.
+    """
     name, lock = function.__name__, None
     note = path / f"{name}{_NOTE}"
     try:

@@ -267,7 +267,7 @@ def _find_folders(windows: Ints, snapshot: Ints, count: int) -> int:
         before = jit.either(is_own, 0, first)
         windows[cols.FOLDER, item] = load_int(snapshot[frozen.FOLDERS] + 8 * slot)
         windows[cols.LINE, item], windows[cols.BEFORE, item] = jit.either(is_own, lane, 0), before
-        # `FLOOR` is counted from the lane's first row of steps. `FLOOR` is often negative for the episode fields of a
+        # `FLOOR` is counted from the lane's first row of steps. `FLOOR` may be negative for the episode fields of a
         # pack: a pack has fewer rows of episode fields than rows of steps.
         if before + windows[cols.FLOOR, item] < 0:
             return i

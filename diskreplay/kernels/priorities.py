@@ -292,9 +292,9 @@ def sync_priorities(
 
     `runs` is (3, n), with contiguous rows: first ids, strides and counts. All but the last `provisional` runs are
     final: they never change again, so final runs in `old` are not compared with the new runs. The first
-    `partially_hidden` provisional runs are visible parts of runs with hidden ids. `old` must have the same number of
-    visible parts, in the same order. The other provisional runs are ordered by segment and lane. With `whole`, `old` is
-    ignored, and all ids that are not in `runs` become undrawable.
+    `partially_hidden` provisional runs are visible parts of runs with hidden ids. They should match the partially
+    hidden runs in `old` in number and order; otherwise, the call takes longer. The other provisional runs are ordered
+    by segment and lane. With `whole`, `old` is ignored, and all ids that are not in `runs` become undrawable.
 
     The call fills the table `new`, (4, `RUNS` + n), see `priority_pages.ENDED`. The next call needs this table as
     `old`. `snapshot` is the record of the snapshot that has the runs; see `frozen`. `table`, see

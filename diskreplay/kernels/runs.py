@@ -179,8 +179,8 @@ class Starts(NamedTuple):
     - MOVED_BACK: the sample starts `length` steps before the end, or at step 0 in a shorter episode.
     - DROPPED: the sample is left out.
 
-    With FIRST_ONLY, only the first step of an ended episode starts a sample. With ALL_STEPS, every step starts a
-    sample.
+    Two other values of `last` replace this rule. With FIRST_ONLY, only the first step of an ended episode starts a
+    sample. With ALL_STEPS, every step of an ended episode starts a sample.
 
     If an ended episode did not terminate, the rule ignores its last steps, except with ALL_STEPS. With a final
     observation, the rule ignores the last `followed` steps: no step comes `followed` steps after them. Without a final
@@ -275,7 +275,7 @@ def _samples(rule: tuple[int, ...], steps: int, obs_rows: int, end: int) -> tupl
 def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int:
     """Write runs of the ids at which samples start; return the column after the last written run.
 
-    `record` is the record of a population, see `RULE`. The array RULE of the record selects the ids: one or two runs
+    `record` is the record of a population, see `RULE`. The array RULE of the record selects the ids: at most two runs
     per episode. The runs are written to the array BLOCK of the record, from column `at` on. Hidden ids and ids below
     `since` are left out. `snapshot` is the record of a snapshot, see `frozen`.
 

@@ -341,7 +341,7 @@ def find_sequences(ends: Bools, length: int | None) -> tuple[Ints, Ints]:
 def shuffled_sequences(
     ends: Bools, size: int, epochs: int, rng: np.random.Generator, length: int | None
 ) -> Iterator[Windows]:
-    """Yield minibatches of `size` sequences. They are padded to `length` steps, or to the longest sequence."""
+    """Yield minibatches of `size` sequences, padded to `length` steps. None: padded to the longest sequence."""
     steps, columns = ends.shape
     places, counts = find_sequences(ends, length)
     for _ in range(epochs):

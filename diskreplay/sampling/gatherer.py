@@ -321,8 +321,8 @@ class Destination:
 class Gatherer:
     """Makes batches of one view. Only one thread at a time may call `gather`; the same holds for `to_batch`.
 
-    `draw_fields` maps the names of fields about the draw (see `OF_DRAWS`) to positions in `Block.arrays`. `threads`
-    copy parts of large arrays; `close` ends these threads.
+    `draw_fields` maps the names of fields about the draw (see `OF_DRAWS`) to positions in `Block.arrays`. `threads`, if
+    given, copy parts of large arrays; `close` ends these threads.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ class MixedSampler(IterableDataset[Batch]):
 
     The samplers may have different stores, views or distributions. For example, half of a batch may be 1-step
     transitions and the other half 5-step transitions, or sequences may have two lengths. Shorter sequences are padded
-    to the length of the longest sequence in the batch. A mixed sampler ends when one of its samplers ends.
+    to the length of the longest sequence in the batch, as views pad sequences. A mixed sampler ends when one of its
+    samplers ends.
 
     Samplers with `prefetch` make their parts of the next batches ahead.
 
@@ -148,7 +149,7 @@ class MixedSampler(IterableDataset[Batch]):
         -------
         int
             The number of skipped ids. An id is skipped if it was evicted, if its sampler's view does not know it, or if
-            `kind` is not the samplers' kind.
+            its kind is not the kind of that view.
         """
         kind = kind_of(index) if kind is None else kind_argument(kind)
         index, td_error = fetched(index, td_error)
@@ -187,8 +188,8 @@ class MixedSampler(IterableDataset[Batch]):
         Raises
         ------
         ValueError
-            The number of samplers or the batch size differs from the state's, or a sampler refuses its own state.
-            Nothing was changed.
+            The state has another number of samplers, or batches drawn ahead with another batch size, or a sampler
+            refuses its own state. Nothing was changed.
         """
         with state_of("a mixed sampler"):
             rng, states = np.random.PCG64(), list(state["samplers"])

@@ -89,7 +89,8 @@ class Target:
 
     `distribution` is the sampler's argument. `own` replaces `distribution` if the view has its own distribution, else
     it is None. `bounded` is the distribution in use, with the limit `max_size`. `active` also has the limit
-    `max_times_sampled`. `random` is True if batches depend on random numbers in addition to their ids.
+    `max_times_sampled`. `errors` reads the loss masks and initial |td| of items. `random` is True if batches depend on
+    random numbers in addition to their ids.
     """
 
     view: View
@@ -179,7 +180,7 @@ class Planner:
         self.queue: deque[Plan] = deque()
         # Undelivered plans that `draw_other_size` drew, by the size of their batches.
         self._other_sizes: dict[int, Plan] = {}
-        self._returned = _NONE  # ids of dropped plans, to be drawn again; empty if a draw may repeat ids
+        self._returned = _NONE  # ids of dropped plans, to be drawn again; see `_once`
         self._priorities: Prioritized | None = None
         limits = Limits(
             None if max_times_sampled is None else TimesSampled(max_times_sampled),
@@ -213,7 +214,10 @@ class Planner:
             before.active.forget(before.population, plan.draw)
 
     def _once(self, draws: Iterable[Draw]) -> Ints:
-        """Return the ids to draw again, with the ids of the dropped `draws`; empty if a draw may repeat ids."""
+        """Return the ids to draw again, with the ids of the dropped `draws`.
+
+        The result is empty if the distribution does not use up drawn ids (`gives_once`), or if the view made it.
+        """
         once = self.target.active.gives_once and self.target.own is None
         return np.concatenate([self._returned, *(draw.ids for draw in draws)]) if once else _NONE
 
@@ -471,7 +475,7 @@ class Planner:
     def _accepted(self, plans: Sequence[SavedPlan], snapshot: Snapshot) -> deque[Plan]:
         """Return the saved plans before the first plan that lost an id.
 
-        If a draw may not repeat ids, the ids of all other plans are drawn again.
+        The ids of all other plans may be drawn again; see `_once`.
         """
         queue, target = deque[Plan](), self.target
         for plan in plans:

@@ -114,8 +114,8 @@ class Statistics:
 class Payments:
     """Reports to a `limiter` how many steps a sampler draws; if `limiter` is None, reports nothing.
 
-    Raises ValueError if the limiter could never allow a batch of `steps` steps. ``paid`` is the number of steps that a
-    failed call has reported. The next batch need not report them again.
+    `steps` is the smallest number of steps of a batch. Raises ValueError if the limiter could never allow this number.
+    ``paid`` is the number of steps that a failed call has reported. The next batch need not report them again.
     """
 
     def __init__(self, limiter: RateLimiter | None, store: Store, steps: int) -> None:
@@ -560,8 +560,8 @@ class Sampler(IterableDataset[Batch]):
         Returns
         -------
         int
-            The number of skipped ids. An id is skipped if it was evicted, if the view does not know it, or if `kind` is
-            not the view's kind.
+            The number of skipped ids. An id is skipped if it was evicted, if the view does not know it, or if its kind
+            is not the view's kind.
 
         Raises
         ------

@@ -99,7 +99,7 @@ def own_state(state: Any, batch_size: int, store: str) -> dict[str, int]:
     """Return the values of `batch_size`, `paid`, `batches` and `steps` in a sampler's state, by name.
 
     Raises ValueError if `state` is not a sampler's state, or its version is not `VERSION`, or its store does not have
-    the UUID `store`. Also raises ValueError if batches drawn ahead have another size than `batch_size`.
+    the UUID `store`. Also raises ValueError if `state` has undelivered batches and was saved with another `batch_size`.
     """
     if not isinstance(state, Mapping) or not {"version", "planner"} <= state.keys():
         raise ValueError(f"this is not a state of a sampler, but {type(state).__name__}")

@@ -97,10 +97,10 @@ def lambda_returns(
 ) -> torch.Tensor:
     """Compute the lambda-return of every step of a batch of windows (Sutton & Barto, 2nd ed., section 12.1).
 
-    The target of TD(lambda) is the weighted mean of all n-step targets. The target of n steps has the weight ``(1 -
-    lambda_) * lambda_**(n - 1)``, and the longest sum has the remaining weight. DreamerV3's form (Hafner et al. 2023,
-    "Critic learning") is ``R_t = r_t + gamma_t * ((1 - lambda_) * V_{t+1} + lambda_ * R_{t+1})``, where gamma_t is
-    gamma times the predicted probability that the episode continues. `lambda_` is 0 to 1. The other arguments, the
+    The target of TD(lambda) is the weighted mean of all n-step targets. The target of n steps has the weight
+    ``(1 - lambda_) * lambda_**(n - 1)``, and the longest sum has the remaining weight. DreamerV3's form (Hafner et al.
+    2023, "Critic learning") is ``R_t = r_t + gamma_t * ((1 - lambda_) * V_{t+1} + lambda_ * R_{t+1})``, where gamma_t
+    is gamma times the predicted probability that the episode continues. `lambda_` is 0 to 1. The other arguments, the
     result and the errors are those of `nstep_targets`. Generalized advantage estimates are these targets minus
     ``values[:, :-1]``.
 

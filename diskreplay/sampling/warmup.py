@@ -32,10 +32,10 @@ def warmup(
     Compiled kernels are kept on disk: after the first call on a machine, a call takes a fraction of a second. Without
     arguments, all kernels are compiled.
 
-    With a store and a view, only the kernels of a sampler with these arguments are compiled. Two batches are also drawn
-    from a temporary store with the same schema and one short episode. The given distribution is only copied. If the
-    view has a `value_fn`, it is called with an observation of zeros. Of the given store, only the schema and the limits
-    are read.
+    With a store and a view, only the kernels of a sampler with these arguments are compiled. The other one-time work of
+    a first batch is done, too: batches are drawn from a temporary store with the same schema and one short episode. The
+    batches are drawn with a copy of the distribution. If the view has a `value_fn`, it is called with an observation of
+    zeros. Of the given store, only the schema and the limits are read.
 
     Parameters
     ----------

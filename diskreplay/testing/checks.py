@@ -49,7 +49,8 @@ def check_store(store: Any, model: ModelStore, *, key: str = "serial", length_cu
         if last not in real:
             raise AssertionError(f"the episode whose last step is {last} is not in the store")
         if length_cuts:
-            # A background thread seals segments. Sealing shows an end that no row marks.
+            # A background thread seals segments, and only then shows ends that no row marks. So the model shows such an
+            # end if the store shows it.
             episode.show_end(real[last].cut)
         check_episode(real[last], episode)
         serials = [int(step.extra[key]) for step in episode.steps[episode.hidden :]]
@@ -127,7 +128,7 @@ def check_episode(real: Any, expected: ModelEpisode) -> None:
 def check_transitions(
     batch: Any, starts: Iterable[tuple[ModelEpisode, int]], n_step: int | None, gamma: float, frame_stack: int = 1
 ) -> int:
-    """Compare a batch with the results of `transition` for `starts`, (episode, step) each. Return the batch size."""
+    """Compare a batch of `Transitions` with `transition` of each (episode, step) in `starts`. Return the batch size."""
     rows = [transition(episode, t, n_step, gamma, frame_stack) for episode, t in starts]
     got = {leaf: x for name, value in batch.numpy().items() for leaf, x in flat(value, name).items()}
     for leaf in rows[0]:

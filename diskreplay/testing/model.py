@@ -106,7 +106,7 @@ class ModelEpisode:
         return rest
 
     def show_end(self, seen: bool) -> None:
-        """If `seen` is true, show readers an end that no row marks, else hide the end."""
+        """If no row marks the end of the episode, show the end to readers if `seen` is true, else hide the end."""
         if self.derived:
             self.ended = self.cut = self.truncated = seen
 

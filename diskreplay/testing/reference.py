@@ -145,8 +145,8 @@ def crossing_window(
 ) -> dict[str, Any]:
     """Compute the window of `length` steps that starts at `start`, as a dict by path.
 
-    `start` must be one of `crossing_starts`. `continuing` has indices of episodes in `lane`. These episodes continue an
-    episode that was cut because its segment was full.
+    `start` must be one of `crossing_starts`. `continuing` has the index in `lane` of each episode that continues an
+    earlier episode. The earlier episode was cut because its segment was full.
     """
     found: dict[str, list[Any]] = {}
 
