@@ -256,8 +256,8 @@ def _rounded(rows: NDArray[Any], cast: NDArray[Any]) -> NDArray[Any]:
     """
     if cast.dtype.kind not in "iu":
         return cast
-    # float64 rounds the largest int64 to 2**63. The comparisons below are still exact, since no float64 is between
-    # these two numbers.
+    # float64 rounds the largest int64 to 2**63, and the largest uint64 to 2**64. The comparisons below are still exact,
+    # since no float64 is between such a bound and its rounded value.
     whole = np.asarray(np.rint(rows.astype(np.float64)) if rows.dtype.kind == "f" else rows)
     bounds = np.iinfo(cast.dtype)
     with np.errstate(invalid="ignore"):
@@ -277,9 +277,10 @@ def lay_out(
 ) -> Layout:
     """Return the layout that results from the options of an import or an export.
 
-    The keys of ``leaves`` and ``names`` are the features' default paths. ``schema`` is the schema without options. If
-    the options change no path and no dtype, the layout has ``schema`` itself, which may have tuples. Paths cannot
-    express tuples. ``left_out`` has the features that the reader has already left out.
+    The keys of ``leaves`` and ``names`` are the features' default paths. ``schema`` is the schema without options, or
+    None if the reader has none. If the options leave out no leaf, and change no path and no dtype, the layout has
+    ``schema`` itself, which may have tuples. Paths cannot express tuples. ``left_out`` has the features that the reader
+    has already left out.
     """
     chooser = _Chooser(place, leaves, names, choice, left_out)
     paths, not_kept = chooser.paths()
@@ -306,7 +307,7 @@ def lay_out(
 
 
 def _with_tuples(found: Schema, given: Schema | None, made: Mapping[str, Field]) -> Schema:
-    """Return ``found``; a part that has the same leaves in ``given`` is taken from ``given``.
+    """Return ``found`` with those parts of ``given``, such as "obs", that have the same leaves in both schemas.
 
     Unlike ``found``, ``given`` may have tuples.
     """
@@ -344,7 +345,8 @@ class _Chooser:
         self._place, self._leaves, self._choice, self._left_out = place, leaves, choice, left_out
         self._names = dict[str, str]()
         for path, name in names.items():
-            # If two features have the same name, the options call the second feature by its path.
+            # A feature of steps and an episode field may have the same name. Then the options call the later one by its
+            # path.
             if path in leaves:
                 self._names[path if name in self._names else name] = path
 

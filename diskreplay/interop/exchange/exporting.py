@@ -229,7 +229,8 @@ def export_from(
 ) -> Exported:
     """Write the ended episodes of a store to a new data set, in the order in which the episodes began.
 
-    The data set appears at ``path`` when it is complete. An export that fails leaves no files. A killed export leaves a
+    The export writes the episodes of the store's current snapshot. The data set appears at ``path`` when it is
+    complete. An export that fails leaves no files. A killed export leaves a
     hidden folder ``.NAME.new-...`` next to the path.
 
     Raises
@@ -320,7 +321,8 @@ def _draft(target: Path) -> Iterator[Path]:
     If the block fails, the hidden folder is deleted with the unfinished data set.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The name is cut off, since a file name may have at most 255 bytes, and a character takes up to 4 bytes.
+    # The folder's name has only the first characters of the data set's name: a file name may have at most 255 bytes,
+    # and a character takes up to 4 bytes.
     with TemporaryDirectory(prefix=f".{target.name[:_PREFIX_CHARACTERS]}.new-", dir=target.parent) as folder:
         draft = Path(folder, target.name)
         yield draft
@@ -340,7 +342,7 @@ def place_hidden(
     episodes: Sequence[ChosenEpisode],
     noted: Mapping[str, Json],
 ) -> tuple[Format, str | None]:
-    """Return a format that can store which steps are hidden, and the path of the extra field that tells this.
+    """Return the format to write, and the path of an extra field that tells which steps are hidden from samplers.
 
     The extra field is true for hidden steps. The path is None if no step is hidden, or if the format has its own column
     for hidden steps. If the format cannot hold the field, the path is None, and ``not_held`` of the returned format has
@@ -432,7 +434,8 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
 class ColumnWriter:
     """Appends rows to an array of h5py or zarr, from row ``begin`` on, and writes whole blocks of rows.
 
-    If row ``begin`` is inside of a block, the earlier rows of this block get the value ``fill``.
+    The last block may have fewer rows. If row ``begin`` is inside of a block, the earlier rows of this block get the
+    value ``fill``.
     """
 
     def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:

@@ -92,7 +92,7 @@ def _range(dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 def _bounds(values: Any, field: Field) -> NDArray[Any]:
-    # Bounds of floats may be texts, such as "inf": NumPy converts texts to float64. float64 would round large integer
-    # bounds.
+    # Bounds of floats may be texts, such as "inf": NumPy converts texts to float64. Bounds of integers are not
+    # converted to float64, which would round large integers.
     read = np.asarray(values, np.float64 if field.dtype.kind == "f" else field.dtype)
     return np.broadcast_to(read.astype(field.dtype), field.shape)

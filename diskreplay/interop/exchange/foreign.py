@@ -41,7 +41,7 @@ _DOCUMENT_BYTES = 64 << 20
 # A file of any size may claim `_SMALL_BYTES` bytes of uncompressed data. A larger claim must be at most `_MOST_PACKED`
 # times the stored bytes: deflate compresses at most 1032 bytes into one.
 _SMALL_BYTES, _MOST_PACKED = 256 << 20, 1100
-_MOST_ABSENT = 1 << 17  # an array may have this number of chunks in a file of any size
+_MOST_ABSENT = 1 << 17  # an array may have up to this number of chunks in a file of any size
 _OF_THE_SYSTEM = {
     *(errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR),
@@ -83,7 +83,10 @@ def reading(name: Path | str) -> Iterator[None]:
 
 
 def _line(text: object) -> str:
-    """Return a text as one printable line."""
+    """Return a text as one printable line.
+
+    Names in a data set, and messages of libraries, may have any characters.
+    """
     line = str(text)
     if line.isprintable():
         return line
@@ -102,8 +105,8 @@ def _reason(error: Exception) -> str:
 def check_files(place: Path) -> int:
     """Check that a data set is a regular file or a folder of regular files; return the total size in bytes.
 
-    A link may lead to a file of the same data set. In a snapshot of the Hugging Face cache, a link may also lead to the
-    folder ``blobs`` of this cache. The size of a missing data set is 0.
+    A link may lead to a file of the same data set. In a snapshot of the Hugging Face cache, a link may also lead to a
+    file in the folder ``blobs`` of this cache. The size of a missing data set is 0.
     """
     root = os.path.realpath(place)
     try:

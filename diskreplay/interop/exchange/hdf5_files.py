@@ -51,7 +51,8 @@ def check_hdf5(path: Path) -> dict[str, Shape | None]:
     Returns
     -------
     dict of str to tuple of int or None
-        The shapes of the data sets by name. The value is None for a soft link, and for the second name of a group.
+        The shapes of the data sets by name. The value is None for a soft link. If a group has several names, the value
+        is None for each name after the first.
     """
     stored, found = path.stat().st_size, dict[str, Shape | None]()
     with h5py.File(path, "r") as file:

@@ -1,7 +1,7 @@
 """Import: append the episodes of a data set to a new store, or resume an interrupted import.
 
 Exports by earlier releases kept some values in a side folder: next to the data set, or inside of it. An import does not
-read a side folder, but its warning names the values there.
+read these values, but a warning names them.
 """
 
 import math
@@ -54,10 +54,11 @@ from diskreplay.interop.exchange.progress import Announced, Progress, Tally, ste
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED, _REFUSED = "import", "complete", "texts", "skipped", "refused"
-# One note of the store has the notes of this number of episodes. A resumed import reads the last group of episodes
-# again, because the group's note may be missing.
+# One note of the store has the notes of a group of episodes: at most this number. A resumed import reads the last group
+# of episodes again, because the group's note may be missing.
 EPISODES_A_NOTE = 128
-# A compressed import makes at most about `_MOST_SEGMENTS` segments. With more segments, the background compaction would
+# A compressed import makes at most about `_MOST_SEGMENTS` segments. Each segment, except the last one, has at least
+# `_LEAST_SEGMENT_BYTES` bytes before the compression. With more segments, the background compaction would
 # merge packs, and would need disk space for a second copy of the merged packs.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if a data set has more cuts than its number of steps divided by this number.
@@ -106,8 +107,8 @@ class Source:
     part : str
         The name of the imported part, such as a split. An empty text: the whole data set.
     export_path : Path, optional
-        The path of the whole data set, if ``place`` is a folder inside of it. An import looks for a side folder at this
-        path.
+        The path of the whole data set, if ``place`` is a folder inside of it. An import looks for a side folder inside
+        of this path, and next to this path. None: the path is ``place``.
     not_kept : list of str
         The names of data that are not features. An import leaves this data out.
     left_out : list of str
@@ -205,8 +206,8 @@ def import_into(
     Parameters
     ----------
     path : path
-        The path of the store. Nothing may exist at this path, except an empty store with the same schema, or an import
-        of the same data set.
+        The path of the store. Nothing may exist at this path, except an empty store with the schema that results from
+        the options, or an import of the same data set.
     choice : Choice
         The options of the caller. A resumed import needs the options of the first call.
 
@@ -335,12 +336,12 @@ def _append(
 ) -> tuple[int, int]:
     """Append the episodes that the store lacks; return the number of these episodes and the number of their steps.
 
-    The store has ``begun`` episodes. StoreExists is raised if one of these episodes differs from the data set's
-    episode.
+    The store has ``begun`` episodes. A resumed import reads the last of these episodes again, or all of
+    them. StoreExists is raised if an episode that is read again differs from the episode in the store.
     """
     existing, steps = store.episodes[:begun], 0
     # If the options may leave out episodes, the data set is read from the beginning, to find the episodes that the
-    # store has.
+    # store has. Otherwise, episode n of the store is episode n of the data set.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
     source = selection.source
     done = first, sum(map(len, existing[:first]))
@@ -361,7 +362,8 @@ def _append(
                     first_id, steps = segments.append(episode), steps + len(episode)
                 except SchemaError as error:
                     selection.leave_out(position, SchemaError(f"{what} of {source.name}: {error}"))
-                    # A resumed import must not look for the refused episodes in the store.
+                    # The note names the refused episodes. Without this note, a resumed import would compare a refused
+                    # episode with the next episode in the store, and raise StoreExists.
                     refused[position] = selection.skipped[-1].why
                     store.write_note(NOTE, {**note, _REFUSED: list(refused.items())})
             if first_id is not None:
@@ -464,10 +466,11 @@ def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: i
 
 
 class _Segments:
-    """Appends the episodes of an import to a store, and compresses each segment before the next segment begins.
+    """Appends the episodes of an import to a store, and compresses their steps from time to time.
 
-    So at most one segment on the disk is not compressed. A segment ends when its steps take ``most_bytes`` bytes
-    without compression. If ``most_bytes`` is None, segments are not compressed.
+    If the steps of a writer take ``most_bytes`` bytes, the writer is closed, and its segments are compressed before the
+    next writer begins. So the disk needs room only for the compressed steps, the uncompressed steps of one writer, and
+    the pack that replaces these steps. If ``most_bytes`` is None, segments are not compressed.
     """
 
     def __init__(self, store: Store, most_bytes: int | None) -> None:
@@ -551,7 +554,8 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
     Returns
     -------
     tuple of Path and str
-        The side folder, and the names as one text with commas. Without a side folder: ``place`` and an empty text.
+        The side folder, and the names as one text with commas. The text is empty if the data set itself has all values.
+        Without a side folder: ``place`` and an empty text.
     """
     for side in (place / _NAME, place.with_name(f"{place.name}.{_NAME}")):
         if not os.path.isfile(side / _DOCUMENT):  # `isfile` does not raise for a path that is too long

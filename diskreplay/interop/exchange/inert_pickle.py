@@ -184,8 +184,9 @@ def load(path: Path, classes: Collection[str]) -> Any:
 def _check(mapped: mmap.mmap) -> None:
     """Check, before a pickle is loaded, that none of its opcodes claims more bytes or values than the file has.
 
-    Python's loader would allocate as much memory as an opcode claims. The check also limits the depth of nested tuples,
-    since Python hashes tuples without a limit.
+    Python's loader would allocate as much memory as an opcode claims. This also holds for the memo, the pickle's list
+    of values: an opcode claims the index at which it puts a value. The check also limits the depth of nested tuples,
+    since Python hashes nested tuples without a depth limit.
     """
     stack: list[int | None] = []  # the nesting depth of each value; None for a mark, which begins a group of values
     memo: dict[int, int] = {}

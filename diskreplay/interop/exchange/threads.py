@@ -36,8 +36,8 @@ def read_ahead(reads: Iterable[Callable[[], T]]) -> Generator[T, None, None]:
 def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, None, None]:
     """Yield the episodes of an iterator in order, while a thread reads the next episodes.
 
-    The thread reads the next episode, and more if these episodes take less than ``_AHEAD_BYTES``. If an episode cannot
-    be read, the error is raised after all earlier episodes.
+    The thread reads at least one episode ahead, and more until the arrays of these episodes take ``_AHEAD_BYTES``. If
+    an episode cannot be read, the error is raised after all earlier episodes.
     """
     with closing(read_ahead(repeat(partial(_next_ones, episodes)))) as packs:
         for some, error in packs:
@@ -49,7 +49,7 @@ def episodes_ahead(episodes: Iterator[EpisodeData]) -> Generator[EpisodeData, No
 
 
 def _next_ones(episodes: Iterator[EpisodeData]) -> tuple[list[EpisodeData], Exception | None]:
-    """Return the next episodes, of ``_AHEAD_BYTES`` or more, and the error if an episode cannot be read.
+    """Read episodes until they take ``_AHEAD_BYTES``; return them, and the error if an episode cannot be read.
 
     The list is empty at the end of the iterator.
     """

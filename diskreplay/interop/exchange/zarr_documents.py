@@ -1,7 +1,8 @@
 """Check dtypes, sizes and codecs in zarr's metadata files, .zarray and zarr.json, before zarr reads an array.
 
 zarr creates the codecs that a metadata file names. Some codecs, such as pickle, run code. So this module accepts only
-the codecs in its lists. These codecs decode numbers and do nothing else.
+dtypes of numbers, the codecs in its lists, and codecs of the library imagecodecs. These codecs decode numbers and do
+nothing else.
 """
 
 import bz2
@@ -159,7 +160,10 @@ class Documents:
         return found
 
     def _read(self, name: str) -> list[bytes]:
-        """Return the contents of all files called ``name``: a zip file may have several such files."""
+        """Return the contents of all files called ``name``.
+
+        A zip file may have several such files. All of them must be checked, since zarr may read any one of them.
+        """
         if self._archive is None:
             file = self._place / name
             if not file.is_file():
@@ -263,7 +267,8 @@ class Documents:
         if len(packers) > 1 or names.count("delta") > 1:
             raise self._refused(name, f"is packed several times, by {', '.join(names)}")
         # A compressed chunk must begin with its header, in which `may_unpack` reads the size. So only these two codecs
-        # may follow the compression: they add a checksum at the end of the chunk.
+        # may follow the compression: they add a checksum at the end of the chunk. With other settings, crc32c may add
+        # the checksum at the start.
         at_end: list[_Codec] = [("crc32c", {}), ("fletcher32", {})]
         if packers and any(each not in at_end for each in codecs[packers[0] + 1 :]):
             raise self._refused(name, f"is changed after it is packed, by {', '.join(names)}")
@@ -333,7 +338,8 @@ def _stream_fits(make: Callable[[], _Stream], data: bytes | memoryview, most: in
 def _zstd_size(data: memoryview) -> int:
     """Estimate the number of bytes that a zstd frame unpacks to: the size in its header, or the sum over its blocks.
 
-    In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to.
+    In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to. But if the last
+    block is compressed, its compressed size counts.
     """
     flags = data[4] if len(data) > 4 else 0
     code, is_single, has_checksum = flags >> 6, flags >> 5 & 1, flags >> 2 & 1
@@ -345,7 +351,7 @@ def _zstd_size(data: memoryview) -> int:
     while not is_last and at + 3 <= len(data):
         header = int.from_bytes(data[at : at + 3], "little")
         is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        total += size  # a compressed last block may unpack to more bytes, up to `_ZSTD_BLOCK`
+        total += size  # a compressed last block may unpack to more bytes than this, up to `_ZSTD_BLOCK`
         at += 3 + (1 if kind == 1 else size)
         if kind == 2:
             total += _ZSTD_BLOCK - size if not is_last else 0

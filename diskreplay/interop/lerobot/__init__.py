@@ -13,7 +13,8 @@ An import follows these further rules:
 - The features ``action.arm`` and ``action.hand`` become ``action/arm`` and ``action/hand``. A feature such as
   ``next.success`` becomes an extra field of the same name.
 - ``task_index`` is an extra field: ``store.texts["task"][number]`` is the text of a task.
-- ``timestamp`` and ``frame_index`` become extra fields if their values do not follow from the frame rate.
+- ``frame_index`` becomes an extra field if it does not count the steps of each episode from 0. ``timestamp`` becomes an
+  extra field if it does not follow from this count and the frame rate.
 - Images keep the order of axes that ``info.json`` declares. A frame of a video is found by its time. If no frame is
   within half a frame's duration of the time, the import raises.
 - In the folder ``meta``, only ``info.json``, the statistics, and the tables of episodes and tasks are read.

@@ -100,7 +100,7 @@ def _channels(shape: tuple[int, ...]) -> int:
 def columns_of(
     schema: Schema, noted: Mapping[str, Json], *, video: bool = False
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return the columns of leaves, and the reason why a leaf has no column, by the leaf's path.
+    """Return the columns for the leaves of steps, and why other leaves of steps have no column, by the leaf's path.
 
     ``noted`` is the metadata of the LeRobot data set that the store was imported from; empty for other stores.
     """
@@ -175,8 +175,8 @@ def is_key_of(key: str, prefix: str) -> bool:
 def _path(part: str, prefix: str, key: str, keys: list[str]) -> str:
     """Return the path of the feature ``key``; ``keys`` are all features of the same part, "obs" or "action".
 
-    If the part has only one feature, the path is the part itself. Otherwise, dots in names become slashes. Dots remain
-    if a slash would put a feature inside of another feature.
+    If the part has only one feature, the path is the part itself. Otherwise, dots in names become slashes. All dots of
+    the part remain if the slashes would put any feature inside of another feature.
     """
     if len(keys) == 1:
         return part

@@ -70,7 +70,7 @@ class Contents:
 
     @property
     def stored(self) -> list[Column]:
-        """The columns in the parquet files: leaves other than videos, ``flags``, and counters that are not leaves."""
+        """The columns in the files of steps: leaves except videos, ``flags``, and `COUNTERS` that are not leaves."""
         made = [Column(name, "", Field((), "bool")) for name in self.flags]
         made += [Column(name, "", leaf) for name, leaf in COUNTERS.items() if name not in self._keys]
         return [column for column in self.columns if column.kind != "video"] + made

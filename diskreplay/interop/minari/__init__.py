@@ -226,7 +226,8 @@ def _libraries() -> AbstractContextManager[None]:
 def _check_spaces(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Check that the metadata have the spaces; without spaces, Minari would make an environment from the metadata.
 
-    To make an environment, Minari calls the function that the metadata name. This may be any function of any module.
+    To make an environment, Minari calls the function that the metadata name. The metadata may name any function of any
+    module, and have any arguments for this function.
     """
     for name in ("observation_space", "action_space"):
         if not isinstance(metadata.get(name), str):

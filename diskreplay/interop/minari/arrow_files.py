@@ -1,9 +1,10 @@
 """Read and write episodes of Minari in Arrow and Parquet.
 
-A file has one row for each observation. The row of a final observation has a meaning only in the column of
-observations.
+A file has one row for each observation. In the row of a final observation, the action, the reward and the flags have no
+meaning. The first row of the infos belongs to the reset.
 
-Minari's own functions are slower: they copy arrays, and look at all files of the data set after each episode.
+Minari's own functions are slower: they copy arrays, and look at all files of the data set after each episode. Minari's
+functions also read an episode of more than 131072 steps in parts.
 """
 
 import io

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 def split_batch(rng: np.random.Generator, size: int, masses: Floats) -> Ints:
     """Return the number of items that each shard draws for a batch, (shards,): one multinomial draw by `masses`.
 
-    Each mass is finite and at least 0, and one mass is above 0.
+    Each mass is finite and at least 0, and at least one mass is above 0.
     """
     counts: Ints = rng.multinomial(size, masses / masses.sum())
     return counts
@@ -37,7 +37,7 @@ def chances(within: Floats, mass: float, total: float) -> Floats:
 
     `within` is the probability of each item among the shard's own ids when the shard drew. `mass` is the mass of the
     shard, and `total` the sum of all masses, when the trainer divided the batch. The result is exact even if these
-    masses are old, since the number of items that the shard drew follows from them.
+    masses are old, since the trainer divided the batch by these masses.
     """
     found: Floats = within * (mass / total)
     return found
@@ -97,8 +97,9 @@ class DrawRounds:
     """Draws batches of a `Target` from shards. Not thread-safe: the sampler holds its lock during each call.
 
     A shard that does not answer within `deadline_s` is left out until it answers again. The other shards draw the
-    missing part of a batch. The probability of an item is the same as if the whole batch had been divided among the
-    shards that answer. If no shard answers, a draw waits up to `patience_s` for an answer.
+    missing part of a batch. This part is divided in proportion to the masses by which the batch was divided. So the
+    probability of an item is the same as if the whole batch had been divided among the shards that answer. If no shard
+    answers, a draw waits up to `patience_s` for an answer.
     """
 
     def __init__(

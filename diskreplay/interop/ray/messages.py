@@ -125,7 +125,7 @@ class Update(NamedTuple):
 
 
 def joined_updates(updates: Sequence[Update]) -> list[Update]:
-    """Join successive updates that have the same kind and window length."""
+    """Join successive updates that have the same kind and window length. The order of the updates is kept."""
     found: list[Update] = []
     alike = groupby(updates, key=lambda update: (update.kind, update.errors.shape[1:]))
     for (kind, _), group in alike:

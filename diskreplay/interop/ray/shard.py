@@ -99,8 +99,8 @@ class Shard:
     """Draws from one store for trainers, one call at a time.
 
     A shard holds one `SharedSampler` for each sampler name, so all trainers with the same name share the priorities.
-    The priorities are saved in the store, as `samplers/ray-NAME`, about `save_s` seconds after an update. An actor that
-    dies loses only the updates after the last save.
+    The priorities are saved in the store, as `samplers/ray-NAME`, at most about `save_s` seconds after an update. An
+    actor that dies loses only the updates after the last save.
     """
 
     def __init__(self, path: str, save_s: float = 10.0, node: str = "") -> None:

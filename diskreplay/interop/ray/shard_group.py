@@ -48,7 +48,8 @@ class ShardGroup:
     def renew(self, shard: int) -> None:
         """Replace the kept handle of a shard's actor by a new one, since the old actor may be dead."""
         found = self.make_actor(shard)
-        # If the actor is the same, keep the first handle: Ray ends an actor when its first handle is deleted.
+        # If the actor is the same, keep the first handle: Ray ends an actor when its first handle is deleted, even if
+        # other handles exist.
         if found != self._actors[shard]:
             self._actors[shard] = found
 

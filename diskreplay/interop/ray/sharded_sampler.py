@@ -296,8 +296,8 @@ class ShardedSampler(IterableDataset[dr.Batch]):
         Returns
         -------
         int
-            The number of ids that shards skipped in earlier updates, and reported since the last call. An id is skipped
-            if it was evicted after the draw, if the view does not have it, or if its shard is missing.
+            The number of skipped ids that became known since the last call. An id is skipped if it was evicted after
+            the draw, if the view does not have it, or if its shard is missing.
         """
         ids, errors = fetched(index, td_error)
         ids, errors = self._index(ids), _errors(errors)
@@ -335,9 +335,9 @@ class ShardedSampler(IterableDataset[dr.Batch]):
             return sum(link.population for link in self._links)
 
     def ids(self) -> NDArray[np.int64]:
-        """Return all drawable ids, (n, 2): the number of the shard and the id.
+        """Return all drawable ids of the shards that answer, (n, 2): the number of the shard and the id.
 
-        Within a shard, the oldest id is first.
+        The ids are in the order of the shards. Within a shard, the oldest id is first.
         """
         with self._lock:
             self._check_open()

@@ -19,8 +19,8 @@ class SharedSampler:
     """Draws items, and reports the shard's mass and population with each draw. Only `prioritized` is thread-safe.
 
     A private `Sampler` gathers fields, and draws ids uniformly. `prioritized` is a second `Sampler`: it draws ids by
-    priorities and gathers nothing. `prioritized` is None until a target has a distribution by priorities, and keeps the
-    priorities even if a later target draws uniformly.
+    priorities and gathers nothing, since trainers on the same node need only ids. `prioritized` is None until a target
+    has a distribution by priorities, and keeps the priorities even if a later target draws uniformly.
 
     `run` is a random text from the first trainer of a run. A shard compares this text with the text of saved
     priorities: in a later run, the two differ. `version` counts changes of view and distribution, and `updates` counts

@@ -12,8 +12,8 @@ An import follows these rules:
   sequences inside a step, the import raises, and the message names the feature.
 - The import raises for a missing file, and for a file with fewer episodes than ``dataset_info.json`` says. With
   ``on_error="skip"``, missing episodes, and records with a wrong checksum, are left out and listed in
-  `Imported.skipped`. If the length of a record is damaged, the next record cannot be found, and all later records of
-  the file are left out.
+  `Imported.skipped`. If the length of a record is damaged, the next record cannot be found. Then this record and all
+  later records of the file are left out.
 - Images have the same pixels as in TensorFlow: simplejpeg decodes JPEG in the same way.
 
 An export writes files of at most 256 MiB. TFDS stores numbers as float32 and int64. Values that these dtypes cannot

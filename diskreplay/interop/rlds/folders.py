@@ -162,7 +162,8 @@ class DataSet:
         """Yield a `_Raw` for each record of all files, and check the number of records in each file.
 
         A damaged record raises FormatError. With ``on_error="skip"``, the FormatError is yielded in place of the
-        record.
+        record. If the length of a record is damaged, one FormatError stands for all records from this one on in the
+        same file, which are lost.
         """
         number = 0
         for split in self._splits:
@@ -261,7 +262,7 @@ class DataSet:
             elif is_at(inside, ACTION) or inside == REWARD:
                 found[inside] = name
             # Only observations keep the values of a final row, and actions tell whether a last row is final. So
-            # features that the options choose as observations or actions get such paths here.
+            # features that the options choose as observations or actions get the path of an observation or action here.
             elif any(is_in(inside, each) for each in obs):
                 found[f"{OBS}/{inside}"] = name
             elif any(is_in(inside, each) for each in actions):

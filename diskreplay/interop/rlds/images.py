@@ -42,8 +42,8 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
     mode = MODES.get(channels, image.mode)
     if image.format == "JPEG" and image.mode in ("L", "RGB") and mode in ("L", "RGB"):
         return _decode_jpeg(data, image, "GRAY" if mode == "L" else mode)
-    # TensorFlow and Pillow convert images other than JPEG in the same way: both add or drop the opacity, and repeat
-    # gray in each channel.
+    # TensorFlow and Pillow make all other conversions in the same way: both add or drop the opacity, and repeat gray in
+    # each channel.
     if mode != image.mode and (mode == "L" or image.mode.startswith("I")):
         raise ValueError(f"an image of Pillow's mode {image.mode} cannot be read as bytes with {channels} channels")
     return np.asarray(image.convert(mode))
@@ -51,7 +51,7 @@ def _decode_bytes(data: Any, image: Image.Image, channels: int) -> NDArray[Any]:
 
 def _decode_jpeg(data: Any, image: Image.Image, colors: str) -> NDArray[Any]:
     with MissingExtra.raised_for("a JPEG image of RLDS", "rlds"):
-        # Pillow does not have TensorFlow's fast cosine transform. Its pixels would differ by up to 17 of 255.
+        # Pillow does not have TensorFlow's fast cosine transform. Pillow's pixels would differ by up to 17 of 255.
         import simplejpeg
     try:
         return np.asarray(simplejpeg.decode_jpeg(data, colors, fastdct=True, fastupsample=False))
