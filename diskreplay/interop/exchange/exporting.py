@@ -230,8 +230,8 @@ def export_from(
     """Write the ended episodes of a store to a new data set, in the order in which the episodes began.
 
     The export writes the episodes of the store's current snapshot. The data set appears at ``path`` when it is
-    complete. An export that fails leaves no files. A killed export leaves a
-    hidden folder ``.NAME.new-...`` next to the path.
+    complete. An export that fails leaves no files. A killed export leaves a hidden folder ``.NAME.new-...`` next to the
+    path.
 
     Raises
     ------

@@ -58,8 +58,8 @@ NOTE, COMPLETE, TEXTS, _SKIPPED, _REFUSED = "import", "complete", "texts", "skip
 # of episodes again, because the group's note may be missing.
 EPISODES_A_NOTE = 128
 # A compressed import makes at most about `_MOST_SEGMENTS` segments. Each segment, except the last one, has at least
-# `_LEAST_SEGMENT_BYTES` bytes before the compression. With more segments, the background compaction would
-# merge packs, and would need disk space for a second copy of the merged packs.
+# `_LEAST_SEGMENT_BYTES` bytes before the compression. With more segments, the background compaction would merge packs,
+# and would need disk space for a second copy of the merged packs.
 _LEAST_SEGMENT_BYTES, _MOST_SEGMENTS = 128 << 20, 32
 # An import warns if a data set has more cuts than its number of steps divided by this number.
 _STEPS_A_CUT = 10
@@ -278,7 +278,7 @@ def import_into(
 
 
 def check_place(place: Path, store: Path) -> None:
-    """Check that the path ``place`` of a data set is not inside of the folder of a store."""
+    """Check that the path ``place`` of a data set is outside of the folder of a store."""
     for path in (place, store):
         if "\0" in str(path):
             raise FormatError(f"{str(path)!r} has a NUL byte, which no path may have; give another path")
@@ -336,8 +336,8 @@ def _append(
 ) -> tuple[int, int]:
     """Append the episodes that the store lacks; return the number of these episodes and the number of their steps.
 
-    The store has ``begun`` episodes. A resumed import reads the last of these episodes again, or all of
-    them. StoreExists is raised if an episode that is read again differs from the episode in the store.
+    The store has ``begun`` episodes. A resumed import reads the last of these episodes again, or all of them.
+    StoreExists is raised if an episode that is read again differs from the episode in the store.
     """
     existing, steps = store.episodes[:begun], 0
     # If the options may leave out episodes, the data set is read from the beginning, to find the episodes that the

@@ -339,7 +339,7 @@ def _zstd_size(data: memoryview) -> int:
     """Estimate the number of bytes that a zstd frame unpacks to: the size in its header, or the sum over its blocks.
 
     In this sum, a compressed block counts as `_ZSTD_BLOCK`, the largest size that a block unpacks to. But if the last
-    block is compressed, its compressed size counts.
+    block is compressed, the compressed size of this block counts.
     """
     flags = data[4] if len(data) > 4 else 0
     code, is_single, has_checksum = flags >> 6, flags >> 5 & 1, flags >> 2 & 1

@@ -15,8 +15,8 @@ An import follows these further rules:
 - ``task_index`` is an extra field: ``store.texts["task"][number]`` is the text of a task.
 - ``frame_index`` becomes an extra field if it does not count the steps of each episode from 0. ``timestamp`` becomes an
   extra field if it does not follow from this count and the frame rate.
-- Images keep the order of axes that ``info.json`` declares. A frame of a video is found by its time. If no frame is
-  within half a frame's duration of the time, the import raises.
+- Images keep the order of axes that ``info.json`` declares. A frame of a video is found by its time. If the nearest
+  frame is further away than half the time between two frames, the import raises.
 - In the folder ``meta``, only ``info.json``, the statistics, and the tables of episodes and tasks are read.
 - ``on_error="skip"`` leaves out an episode whose video, file of steps or row in the table of episodes is missing. If a
   camera has no video at all, the import raises.
