@@ -27,7 +27,7 @@ from contextlib import contextmanager
 
 from diskreplay.folders import shown
 
-# `warn_caller` skips the frames of these modules.
+# `warn_caller` skips the frames of this package, and of the modules that run decorators and imports.
 _INSIDE = (__name__.rpartition(".")[0] + ".", "contextlib", "importlib")
 
 
@@ -227,7 +227,7 @@ class BufferFull(ReplayError, BufferError):
 
 
 class SegmentGone(ReplayError, LookupError):
-    """A segment was evicted or quarantined after the snapshot was taken, before the snapshot mapped the segment's rows.
+    """A segment was evicted or quarantined after the snapshot was taken, before its rows were mapped into memory.
 
     Examples
     --------
@@ -278,8 +278,8 @@ class MissingExtra(ReplayError, ImportError):
         """Raise this error if an import in the block fails.
 
         ``purpose`` is the beginning of the message: what needs the library. ``extra`` is the extra of this package that
-        installs the library. An import may raise any error: a library that was built for a different version of NumPy
-        raises ValueError.
+        installs the library. An import may fail with any error. For example, a library that was built for another
+        version of NumPy may raise ValueError.
         """
         try:
             yield
@@ -308,7 +308,7 @@ def _fails_to_import(error: Exception) -> str | None:
             library = module
         at = at.tb_next
     if isinstance(error, ModuleNotFoundError):
-        # google.protobuf is a part of a namespace package. If only this part is missing, the library is missing.
+        # A missing part of a namespace package, such as google.protobuf, is a missing library, and not a broken one.
         whole = library == top or getattr(sys.modules.get(top), "__file__", None) is not None
         return top if inside and whole else None
     return library or (isinstance(error, ImportError) and top) or None

@@ -26,8 +26,8 @@ _Error = TypeVar("_Error", bound=BaseException)
 class OpenFolder:
     """A folder that a descriptor keeps open until the last reference to this object is gone.
 
-    Code that keeps a path below `path` must also keep this object. When this object is gone, the system may use the
-    descriptor's number for a new file, and `path` leads to that file.
+    Code that keeps a path below `path` must also keep this object. When this object is gone, the system may give the
+    descriptor's number to another file. Then `path` leads to that file.
 
     Thread-safe. The descriptor of a forked child stays open even if the parent's descriptor is closed.
 
@@ -173,7 +173,8 @@ def is_taken(path: Path) -> bool:
 def hidden_sibling(path: Path, suffix: str) -> Path:
     """Return the path ``.NAMEsuffix`` next to ``path``, where NAME is the last part of ``path``.
 
-    A long NAME is shortened, and ends in a hash of the full NAME.
+    A NAME that is too long is shortened, and ends in a hash of the full NAME. So two long NAMEs with the same beginning
+    give different paths.
     """
     name = os.fsencode(path.name)
     if len(name) + len(suffix) + 1 > _NAME_BYTES:

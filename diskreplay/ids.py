@@ -47,8 +47,8 @@ EPISODE_COLUMNS = 6
 def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return, for each row after the last step of an episode, whether the row has the values of the episode fields.
 
-    ``flags``, (n,), are the flags of these rows. If such a row is the first step of the next episode, the row has no
-    values.
+    ``flags``, (n,), are the flags of these rows. A row has the values if it has the flag EPISODE_VALUES, and is not the
+    first row of the next episode.
     """
     found: NDArray[np.bool_] = (flags & (EPISODE_VALUES | FIRST)) == EPISODE_VALUES
     return found

@@ -1,6 +1,6 @@
-"""Functions that make HTML from escaped text.
+"""Functions that make HTML, and escape all text.
 
-Only functions of this module make a value of the type `Html`, so a type checker refuses text that was not escaped.
+The contents of elements and tables have the type `Html`, so a type checker refuses text that was not escaped.
 """
 
 from base64 import b64encode

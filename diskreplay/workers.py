@@ -176,7 +176,7 @@ class Workers:
         return self._is_started and not self._line.is_closed
 
     def close(self) -> None:
-        """End the threads after the calls that they have begun. Closing twice is fine."""
+        """Wait for the calls that the threads have begun, and end the threads. Closing twice is fine."""
         _dismiss(self._line, self._count)
         with self._line.starting:
             for thread in self._threads:

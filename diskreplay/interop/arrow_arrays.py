@@ -55,7 +55,7 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
 
 
 def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
-    """Return a column with the rows of ``column`` where ``is_present`` is true, and null in all other rows.
+    """Spread the rows of ``column``, in order, over the rows where ``is_present`` is true; all other rows are null.
 
     In a column of lists, a null row is a list of nulls, since pyarrow before 26 cannot write a null list of fixed size.
     """

@@ -231,8 +231,8 @@ class RecordVectorEpisodes(AnyVectorWrapper):
 
     In every autoreset mode, each environment is recorded as if it were recorded alone:
 
-    - NEXT_STEP, or no mode in the metadata: the ``step`` after the end of a lane's episode only resets the lane, and is
-      not recorded.
+    - NEXT_STEP, or no mode in the metadata: the ``step`` after the end of a lane's episode only resets the lane. It
+      records no step of the lane.
     - SAME_STEP: when the episode of a lane ends, the final observation and the info fields are taken from info.
     - DISABLED: after the end of a lane's episode, no step of the lane is recorded until the lane is reset.
       ``reset(options={"reset_mask": mask})`` resets only the lanes of the mask.

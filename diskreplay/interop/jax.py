@@ -16,8 +16,8 @@ def to_jax(batch: Mapping[str, Any]) -> dict[str, Any]:
 
     Dicts and tuples of fields stay dicts and tuples. The arrays share memory with the batch's tensors. The memory is
     freed when no array and no computation uses it any longer. Do not change a shared tensor, since JAX assumes that
-    arrays are constant. Fields that are not contiguous are copied. For example, `obs` and `next_obs` of `Sequences` are
-    views of one array.
+    arrays are constant. Fields that are not contiguous are copied, such as `obs` and `next_obs` of `Sequences`: these
+    two are views of one array.
 
     `index` is left out: ids need 64 bits, and integers of JAX have 32 bits by default. Pass `batch.index` to
     `Sampler.update_priorities`; the TD errors may be a JAX array. Without ``jax_enable_x64``, fields of 64 bits are

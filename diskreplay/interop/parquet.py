@@ -304,7 +304,7 @@ def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skippe
 
 
 def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
-    """Return the number of steps of each episode. Raise FormatError if ``steps`` and ``ends`` differ in this number."""
+    """Return the number of steps of each episode; raise FormatError if ``steps`` has other rows or another order."""
     lengths = from_arrow(ends.column(_LENGTH), _LENGTH)
     if lengths.dtype.kind not in "iu" or (lengths < 1).any() or int(lengths.sum()) != steps.num_rows:
         raise FormatError(f"{path} has {steps.num_rows} rows, and its episodes have the lengths {lengths[:8].tolist()}")

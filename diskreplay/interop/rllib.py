@@ -148,7 +148,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             The disk is full; the buffer did not change.
         """
         check_open(self, self._close)
-        # Leave out episodes without steps, because the first step defines the schema of a new store.
+        # If there is no store yet, leave out episodes without steps: the first step defines the schema of the store.
         given = [] if episodes is None else episodes
         given = given if isinstance(given, list | tuple | set | deque) else [given]
         episodes = [each for each in given if self._store is not None or len(each)]

@@ -282,7 +282,7 @@ class _Demos:
         """Return the names of the states that become observations.
 
         If the file has no observations and the option ``obs`` is not given, the result is all states. In a file of
-        Isaac Lab, the option ``obs`` selects states.
+        Isaac Lab, the option ``obs`` selects states. In all other cases, no state becomes an observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None

@@ -99,9 +99,9 @@ class DiskReplayBuffer(ReplayBuffer):
     With equal seeds, batches and trained networks are the same as with the library's own buffer, bit for bit.
 
     Observations and actions are only in the store, each observation once. Memory holds the id, the reward and the flags
-    of each step, 20 bytes a step. An existing store is continued: its newest steps fill the buffer, so a killed run and
-    a loaded model continue with these steps. A pickle of ``save_replay_buffer`` has the path of the store and the
-    position of the next step, but no steps. After loading, the buffer also has the steps that were added later.
+    of each position, 20 bytes a position. An existing store is continued: its newest steps fill the buffer, so a killed
+    run and a loaded model continue with these steps. A pickle of ``save_replay_buffer`` has the path of the store and
+    the position of the next step, but no steps. After loading, the buffer also has the steps that were added later.
 
     If a step's observation is not the next observation of the step before, the episode is cut between the two steps.
     This happens after a reset. The step before the cut bootstraps from its next observation. If a store was written
@@ -116,7 +116,8 @@ class DiskReplayBuffer(ReplayBuffer):
     buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination
         As for `ReplayBuffer`.
     optimize_memory_usage : bool
-        No effect: each observation is always stored once, and every step can be drawn.
+        No effect: each observation is always stored once, also with `handle_timeout_termination`, and every step can be
+        drawn.
     path : path, Store or None
         The store, or the path of a store. If the path has no store, the first step makes one. If a Store is given, the
         buffer opens the store again by its path. None: a temporary folder that is removed with the buffer.
@@ -293,8 +294,8 @@ class DiskReplayBuffer(ReplayBuffer):
         ids, episodes = self._sampler.ids(), list(store.episodes)
         lanes = 1 + max((episode.lane for episode in episodes), default=-1)
         if lanes > 1 and (lanes != self.n_envs or len(ids) % lanes) and store.capacity is not None:
-            # The store evicts all steps that were added together. If the store has more lanes than the buffer has
-            # environments, these steps are at several positions. With more capacity, no step is evicted before the
+            # Steps that were added together are evicted together. If the store has more lanes than the buffer has
+            # environments, such steps are at several positions. With more capacity, no step is evicted before the
             # buffer overwrites it.
             store.resize(capacity=max(store.capacity, self._capacity + lanes))
         ids, number = self._by_position(ids, episodes)
@@ -304,7 +305,7 @@ class DiskReplayBuffer(ReplayBuffer):
         with dr.Sampler(store, dr.Transitions(n_step=1), fields=("reward", "terminated")) as sampler:
             batch = sampler.gather(ids.reshape(-1))
             reward, terminated = (batch[name].numpy().reshape(ids.shape) for name in ("reward", "terminated"))
-        last = np.ones(ids.shape, np.bool_)  # true at the last step of an episode, and at the newest step
+        last = np.ones(ids.shape, np.bool_)  # true at the last step of an episode, and at the newest position
         last[:-1] = number[1:] != number[:-1]
         self._ids[:count], self.rewards[:count] = ids, reward
         self.dones[:count], self.timeouts[:count] = last, last & ~terminated

@@ -7,14 +7,15 @@ The features are ``observations`` or ``observations/KEY``, ``actions`` and ``rew
 
 - The steps of each environment are in the order of time, the oldest first.
 - Episodes are in the order of their first steps. Episodes that begin in the same row are in the order of environments.
-- With ``optimize_memory_usage``, episodes have no final observation, because the buffer overwrote the observation after
-  the last step. In a full buffer, the newest observation has replaced the oldest one, so the oldest step is left out.
+- With ``optimize_memory_usage``, the buffer overwrote the observation after the last step of an episode. So only the
+  episodes with the newest steps have a final observation. In a full buffer, the newest observation has replaced the
+  oldest one, so the oldest step is left out.
 - The infos of a ``HerReplayBuffer`` are left out.
 
 An export of an imported store restores the class, the number of environments and the settings of the buffer. A
 ``HerReplayBuffer`` needs observations with goals. Rewards and actions of float64 become float32. An episode that was
-cut becomes truncated. The last episode of an environment stays cut, unless the buffer is a ``HerReplayBuffer``. In an
-episode without a final observation, the last observation is repeated.
+cut becomes truncated. But if the last episode of an environment was cut, it stays cut, except in a
+``HerReplayBuffer``. In an episode without a final observation, the last observation is repeated.
 """
 
 import pickle

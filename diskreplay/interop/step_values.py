@@ -84,7 +84,8 @@ class StepValues:
         """Return the episode fields "seed" and "options" from the arguments of `reset`: for each lane, a dict by path.
 
         With an integer seed, lane i of a vector has the seed ``seed + i``, as in Gymnasium. A seed of None and empty
-        options are not recorded. Lanes that have False in ``lanes`` get an empty dict.
+        options are left out. An argument is also left out if the schema has no episode field of its name. Lanes that
+        have False in ``lanes`` get an empty dict.
         """
         count = len(self._episodes)
         seeds: list[Any] = [seed] * count

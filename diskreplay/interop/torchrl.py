@@ -131,8 +131,8 @@ class StoreStorage(TensorStorage):  # type: ignore[misc]
 
     # --- private names of TorchRL ------------------------------------------------------------------------------------
 
-    # This class is a `TensorStorage`: for any other `Storage`, a buffer needs a `collate_fn`. No public method of
-    # TorchRL announces added steps to samplers or empties a storage, so this class calls private methods.
+    # This class is a `TensorStorage`: for a plain subclass of `Storage`, a buffer needs a `collate_fn`. No public
+    # method of TorchRL announces added steps to samplers or empties a storage, so this class calls private methods.
 
     def _tell_samplers(self, newest: int | None = None) -> None:
         if newest is not None:

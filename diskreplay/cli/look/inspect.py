@@ -13,7 +13,7 @@ from diskreplay.cli.repair import aside
 
 # The maximum number of rows of a table without --all.
 ROWS_SHOWN = 10
-# The states of segments in the order of the table.
+# The states of segments in the order of the table: damaged segments first, then segments that may still be written.
 SEGMENT_STATES = ("damaged", "writing", "unknown", "dead", "foreign", "sealed")
 WRITER_STATES = ("alive", "unknown", "dead", "closed")
 

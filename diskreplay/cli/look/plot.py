@@ -148,7 +148,7 @@ def priorities_chart(store: dr.Store, samplers: Sequence[str], steps: Ints | Non
 
 
 def distribution(title: str, values: NDArray[Any], label: str) -> Chart:
-    """Return a histogram: a bar per integer if at most `BINS` integers differ, otherwise `BINS` bins of equal width."""
+    """Return a histogram: a bar for each of at most `BINS` different integers, or else `BINS` bins of equal width."""
     return distributions(title, {"": values}, label)
 
 

@@ -40,7 +40,7 @@ def show(
 
     Each step is a line with its number, its id and its fields. If there is a final observation, it is the last line.
     For arrays of more than eight elements, the table has the shape, the smallest and the largest value. With --json,
-    every element is printed. Nothing is written.
+    every element is printed and, without --steps, every step. Nothing is written.
     """
     part = None if steps is None else as_slice(steps)
     with dr.open(path) as store:

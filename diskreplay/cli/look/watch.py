@@ -49,10 +49,10 @@ def watch(
 ) -> None:
     """Watch a store while other processes write to it.
 
-    Shows steps and steps/s, ended episodes, saved samplers, rate limiters, when the disk will be full, evicted steps,
-    and problems. For each writer, shows the time since the last append, and how much data is not durable yet. On a
-    terminal, updates replace each other until Ctrl-C; elsewhere, each update is a line. Nothing is written. Samplers
-    are shown only by their files in the store: saved states, and counts of rate limiters.
+    Shows steps and steps/s, ended episodes, saved samplers, rate limiters, the space on the disk and when it will
+    be full, evicted steps, and problems. For each writer, shows the time since the last append, and how much data is
+    not durable yet. On a terminal, updates replace each other until Ctrl-C; elsewhere, each update is a line. Nothing
+    is written. Samplers are shown only by their files in the store: saved states, and counts of rate limiters.
     """
     limiters = [read_limiter(given) for given in limiter or ()]
     with warnings.catch_warnings():

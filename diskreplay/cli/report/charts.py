@@ -63,9 +63,9 @@ def _of_times(info: Mapping[str, Any], steps: Steps) -> Iterator[Chart]:
 
 
 def _by_writer(writers: NDArray[np.int64]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield the name of each writer with many steps, and a mask of its steps.
+    """Yield the name of each of the writers with the most steps, and a mask of its steps.
 
-    At the end, yield all other writers as one.
+    At the end, yield all other writers as one, if there are any.
     """
     numbers, counts = np.unique(writers, return_counts=True)
     most = numbers[np.argsort(-counts, kind="stable")]

@@ -21,7 +21,7 @@ from diskreplay.schema.schema import Field, Schema
 # each side.
 FRAMES, FPS, WIDEST = 24, 6.0, 128
 STRIP = 8  # the maximum number of frames in a strip
-IMAGES, CHARTS, COLUMNS = 2, 8, 12  # at most this many fields are images, charts and columns
+IMAGES, CHARTS, COLUMNS = 2, 8, 12  # at most this many fields are shown as images, charts, columns
 STEPS_DRAWN, STEPS_LISTED = 500, 10
 ROW_BYTES = 1 << 22  # a field with more bytes per row is not read
 
@@ -53,7 +53,7 @@ class Frames:
 class StepsTable:
     """A table of some rows of an episode.
 
-    The episode has ``total`` rows. A header with > is for a column of numbers.
+    The episode has ``total`` rows. A header that begins with > is for a column of numbers.
     """
 
     headers: list[str]

@@ -72,7 +72,7 @@ def read_episodes(store: dr.Store, where: Predicate | None, progress: Callable[[
 
 
 def newest_episode(store: dr.Store) -> int:
-    """Return the index of the newest episode. It is one of the last episodes of the newest segments."""
+    """Return the index of the episode that began last, among the last episodes of the newest segments."""
     first = store.snapshot.episodes.first
     last = np.flatnonzero(np.diff(first >> layout.POSITION_BITS, append=-1))[-SEGMENTS:]
     with suppress(SegmentGone):
