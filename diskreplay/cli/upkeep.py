@@ -71,7 +71,7 @@ def compact(
     """Merge sealed segments into packs. A store with many short segments then has fewer files and is faster.
 
     Ids, episodes, priorities and saved states do not change. Meanwhile, other processes may write and sample. A segment
-    is not merged if a writer still writes to it, if it is damaged, or if it fills at least half a pack.
+    is not merged if a writer still writes to it, if it is damaged, or if it fills more than half a pack.
     """
     how = parse_compression(compression)
     with dr.open(path, "r" if dry_run else "a") as store, console.bar("Merging", in_bytes=True) as progress:
