@@ -130,7 +130,7 @@ class CopyThreads:
         self.jobs: list[Job[int]] = []
 
     def parts(self, nbytes: int) -> int:
-        """Return the number of parts into which to divide a copy of `nbytes` bytes, at most `count` + 1."""
+        """Return the number of parts of a copy of `nbytes` bytes: 1 below `least` bytes, else at most `count` + 1."""
         return max(1, min(self.count + 1, nbytes // PART))
 
     def copy(self, count: int, size: int, work: Callable[[int, int], int]) -> int:

@@ -121,10 +121,10 @@ class _Lanes:
         self.runs_on = self._has_next & _following(counts)
 
     def steps_behind(self, runs_on: Bools) -> tuple[Ints, Ints]:
-        """Return, for each episode, how many steps of later episodes its windows reach, and the last episode reached.
+        """Return how many steps of later episodes each episode's windows can reach, and the last episode in reach.
 
-        `runs_on` is True for an episode if windows continue in the next episode. The last episode reached is given by
-        its index; it is the episode itself if its `runs_on` is False.
+        `runs_on` is True for an episode if windows continue in the next episode. The last episode is given by its
+        index. It is the nearest episode, from the given episode on, whose `runs_on` is False.
         """
         places = np.where(runs_on, len(runs_on), np.arange(len(runs_on)))
         last = np.minimum.accumulate(places[::-1])[::-1]
@@ -147,6 +147,7 @@ class _Lanes:
 
 
 def _following(values: NDArray[Any]) -> NDArray[Any]:
+    """Return, for each place, the value of the next place; the last place keeps its own value."""
     return np.append(values[1:], values[-1:])
 
 
@@ -154,8 +155,8 @@ class _Steps(NamedTuple):
     """The steps of windows. `ids` and `windows` are flat, (items * length,); the other arrays are (items, length).
 
     `ends` is TERMINATED or TRUNCATED for the last step of an episode, else 0. `has_obs` is True for a step if the next
-    row has the step's next observation. `is_known`, (items,), is True if later rows cannot change `ends` and `has_obs`
-    of the item's last step.
+    row has the step's next observation. `is_known`, (items,), is True if rows that are appended later cannot change
+    `ends` and `has_obs` of the item's last step.
     """
 
     ids: Ints
@@ -175,8 +176,8 @@ class LaneWalk:
     def __init__(self, length: int, stack: int) -> None:
         self._length, self._stack = length, stack
         self._successors, self._lanes = Successors(stack), LaneMap()
-        # The number of rows to read at once. So many rows usually hold a window, the next row, and rows without steps
-        # inside the window.
+        # The number of rows to read at once: usually enough for a window, the row after the window, and rows without
+        # steps inside the window.
         self._width = length + 2 + length // 8
         self._flags = GatherPlan([Copy("done", cols.ROW, cols.AFTER, 0, self._width, 0)])
 
@@ -229,7 +230,10 @@ class LaneWalk:
         return row, seen, inside, is_step
 
     def _windows(self, snapshot: Snapshot, places: Ints) -> Windows:
-        """Return a one-row window for each step; `places` has the slots, lanes and rows of the steps, (3, steps)."""
+        """Return a one-row window for each step, with the `floor` that stacks of frames need.
+
+        `places` has the slots, lanes and rows of the steps, (3, steps).
+        """
         windows = Windows(places.shape[1])
         windows.slot[:], windows.lane[:], windows.row[:] = places
         windows.floor[:], windows.after[:] = windows.row, windows.row + 1
@@ -238,7 +242,7 @@ class LaneWalk:
         return windows
 
     def _next_lanes(self, snapshot: Snapshot, places: Ints) -> Ints:
-        """Return each lane's place (see `LaneMap`) in the next segment that exists and has its rows, or NONE."""
+        """Return each lane's place (see `LaneMap`) in the next existing segment with rows of the lane, or NONE."""
         found = self._lanes.next_rows(snapshot, places)
         while True:
             some = np.flatnonzero(found != NONE)

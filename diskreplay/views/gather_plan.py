@@ -35,11 +35,11 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class EarlierParts:
-    """Completes frame stacks at the start of an episode that continues a cut episode.
+    """Completes frame stacks at the start of an episode that continues an episode cut for its length.
 
-    The cut episode is called an earlier part; it may be in an earlier segment. The kernel reads only one segment for
-    each window. In place of earlier frames, the kernel repeats the lane's first frame in that segment. `copies` are the
-    `Copy` objects that read observations of rows before a window. Not thread-safe.
+    The cut episode is called an earlier part. It may be in an earlier segment, and the kernel reads only one segment
+    for each window. In place of frames of an earlier segment, the kernel repeats the lane's first frame in the window's
+    segment. `copies` are the `Copy` objects that read observations of rows before a window. Not thread-safe.
     """
 
     def __init__(self, copies: Sequence[Copy]) -> None:
@@ -101,7 +101,8 @@ class EarlierParts:
     def _place_before(self, snapshot: Snapshot, slot: int, lane: int) -> int:
         """Return the lane's place (see `LaneMap`) in the previous segment that has rows of the lane, or -1.
 
-        The result is also -1 if a newer segment before `slot` is gone: the gone segment may have had rows of the lane.
+        The result is also -1 if a segment between that segment and `slot` is gone: the gone segment may have had rows
+        of the lane.
         """
         self._lanes.update(snapshot)
         place = int(self._lanes.previous[snapshot.lane_base[slot] + lane])
@@ -178,7 +179,7 @@ class GatherPlan:
         """
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
-        # If the chunk tables have another guard than at the last call, the addresses in `_record` are no longer valid.
+        # The addresses in `_record` stay valid while the chunk tables have the same guard.
         held: MappingGuard | None = snapshot.segments.tables.held
         if held is not self._held():
             held = self._bind_tables(snapshot)
@@ -197,8 +198,8 @@ class GatherPlan:
                 if self._time >= 0 and block.arrays[self._time].dtype.kind == "f":
                     self._to_seconds(snapshot, block.arrays[self._time])
                 return
-            # The first retry releases the chunks that `held` keeps mapped, before it maps chunks. Later retries keep
-            # these chunks, to avoid thrashing.
+            # The first retry releases the chunks that `held` keeps mapped, and then maps chunks. Later retries release
+            # these chunks only after they have mapped chunks, to avoid thrashing.
             if attempt == 0:
                 held = None
             held = self._map(snapshot, ids)
@@ -313,8 +314,8 @@ def row_plan(leaves: Sequence[str], begin: int = cols.ROW, stop: int = cols.AFTE
 class RandomSteps(GatherPlan):
     """A gather plan that draws each window's number of steps from `least` to `bounds.n`, with equal probabilities.
 
-    The plan finds every window with `bounds.n` steps and then shortens it to the drawn number. Without a call of `seed`
-    before `gather`, every window has `bounds.n` steps.
+    The plan finds every window with `bounds.n` steps and then shortens it to the drawn number. A call of `gather` draws
+    only if `seed` was called since the previous call of `gather`. Otherwise every window has `bounds.n` steps.
     """
 
     def __init__(
@@ -346,7 +347,7 @@ class RandomSteps(GatherPlan):
         super().gather(snapshot, ids, block, threads)
 
     def _reached(self, copies: Sequence[Copy]) -> list[Copy]:
-        """Return `copies`, but with the rows after a window for every number of steps that the window may get."""
+        """Return `Copy` objects with all rows that `copies` may read, for every number of steps that may be drawn."""
         found = []
         for copy in copies:
             if copy.begin == cols.AFTER:

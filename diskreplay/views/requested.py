@@ -62,9 +62,10 @@ _PAIRS_AT_ONCE = 1 << 18
 
 
 class _ByTime(NamedTuple):
-    """Episodes, sorted by the time `begin` of the first step. `end` is the time of the last step (ns since the epoch).
+    """Episodes, sorted by `begin`, the time of each episode's first step.
 
-    `first` has the id of each episode's first step. `stride` has the difference between the ids of successive steps.
+    `end` has the time of each episode's last step. `begin` and `end` are in nanoseconds since the epoch. `first` has
+    the id of each episode's first step. `stride` has the difference between the ids of successive steps.
     `latest[i]` is the largest number in `end[: i + 1]`. `from_here[i]` is the sum of `steps[i:]`; its last number is 0.
     """
 
@@ -255,7 +256,7 @@ class Requested:
     def _read_values(
         self, snapshot: Snapshot, episodes: EpisodeTable, block: Block, known: NDArray[np.bool_] | None
     ) -> None:
-        """Write each item's episode fields to the block; set `known` to True for items whose episode has values.
+        """Write each item's episode fields to the block, and to `known` whether the item's episode has values.
 
         If the episode has no values, the episode fields are zeros.
         """

@@ -37,7 +37,7 @@ class Positions:
         return np.where(self.keys[at] == keys, self.after[at], 0)
 
     def advanced(self, keys: Ints, after: Ints) -> "Positions":
-        if np.array_equal(keys, self.keys):
+        if np.array_equal(keys, self.keys):  # the usual case: the same lanes
             return Positions(keys, np.maximum(self.after, after))
         every = np.union1d(self.keys, keys)
         moved = self.of(every)

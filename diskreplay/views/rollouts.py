@@ -362,6 +362,7 @@ class RolloutsReader(Reader):
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
     def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
+        """Copy the leaves of `_rows` to the block; return {leaf: values} for these leaves and those of `_numbers`."""
         found = dict[str, NDArray[Any]]()
         for copy in self._rows:
             array = found[copy.leaf] = block.arrays[copy.target]

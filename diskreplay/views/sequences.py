@@ -261,8 +261,8 @@ class _StepsReader(Reader):
     for the first stacks, the frame of each step, and the frame after the last step. `obs` and `next_obs` share the
     memory of this array.
 
-    `check` counts the earlier steps of the episode, and refuses an id at which no window of the view starts. `fill`
-    does not refuse such an id.
+    Whether a window of the view starts at an id depends on the number of earlier steps in the episode. Only `check`
+    counts these steps, and refuses the id if no window starts there.
 
     A derived reader defines `check`, and an `__init__` that sets `leaves` to `_leaves(length)`. If a field needs
     another shape or other values than in this class, the derived reader overrides `present`.

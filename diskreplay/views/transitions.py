@@ -125,7 +125,7 @@ class Transitions(View):
 
     @property
     def drops(self) -> bool:
-        """Whether `next_missing` is "drop"."""
+        """Whether windows without next fields are left out, unless their episode terminated."""
         return self.next_missing == "drop"
 
     @property

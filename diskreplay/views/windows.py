@@ -242,7 +242,8 @@ def _ranges(snapshot: Snapshot, leaf: str, slot: Ints, lane: Ints, first: Ints, 
     Rows in several chunks have a range in each chunk. The caller holds `snapshot.tables.lock`.
     """
     table = snapshot.leaf(leaf)
-    # `holder` keeps only the chunks of this leaf mapped.
+    # The result refers only to `holder`, and `holder` keeps only chunks of this leaf mapped. So chunks of other leaves
+    # are unmapped as soon as they are released.
     held, first_chunk, bases = table.holder, table.first_chunk, table.bases
     folder, line, before = snapshot.tables.find(slot, lane)
     shift, first, last = table.shift[folder], before + first, before + last

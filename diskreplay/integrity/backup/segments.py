@@ -137,7 +137,8 @@ def read_live(info: SegmentInfo) -> LiveRows:
     Raises FileNotFoundError if the segment was evicted, and FormatError if a counter is damaged.
     """
     shown, committed = map_trusted(info)
-    # `observed` is read first, so that it is at most one more than `committed`, unless a counter is damaged.
+    # `observed` is read first: if it is one more than `committed`, the observation after the committed rows exists.
+    # If it is greater, a counter is damaged.
     observed = shown.copy()
     committed = committed.copy()
     if (committed < 0).any() or (observed > committed + 1).any():

@@ -90,7 +90,7 @@ class StoreFiles:
 
 
 def write_root_document(root: Root, folder: Path) -> None:
-    """Copy the store's zarr.json into a backup durably."""
+    """Copy the store's zarr.json, with the uuid of the store, into a backup durably."""
     path, data = folder / layout.METADATA, read_document(root.folder / layout.METADATA)
     if not path.exists() or read_document(path) != data:
         write_atomic(path, data, synced=True)

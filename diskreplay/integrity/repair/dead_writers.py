@@ -55,7 +55,7 @@ class DeadWriters:
         self._root, self._dry_run = remedies.root, remedies.dry_run
 
     def seal(self) -> None:
-        """Seal dead writers' segments, and delete dead writers' files; the caller must not hold the store lock."""
+        """Seal segments of dead writers, and delete their temporary files; the caller must not hold the store lock."""
         unsealed = [info for info in self._unsealed() if self._foreign or may_seal(info)]
         leftovers, lost = self._dead_leftovers(), self._never_written()
         fates = {info.number: fate_of(info) for info in unsealed}
@@ -123,7 +123,8 @@ class DeadWriters:
     def _give_up(self, unsealed: list[SegmentInfo], error: Exception) -> None:
         """Move to quarantine the segments that could not be sealed.
 
-        No durable row is lost: segments with damaged durable rows were repaired before this call.
+        These segments have no durable row: `verify` has reported each segment with damaged durable rows, and the
+        segment was repaired before this call.
         """
         with held_lock(self._remedies.store.lock_path):
             for info in unsealed:

@@ -166,7 +166,6 @@ def repair_words(root: Path, numbers: list[int], aside: Sequence[int]) -> str | 
     except (OSError, FormatError):
         # A new file may replace the damaged file, because no process can have mapped the damaged file.
         write_atomic(path, repaired.tobytes())
-
         fd = open_regular(str(path), nbytes, os.O_RDWR)
     with open(fd, "r+b", buffering=0) as file:
         file.write(repaired.tobytes())

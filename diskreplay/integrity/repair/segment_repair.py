@@ -316,7 +316,7 @@ class SegmentRepair:
         counters = store.counters(writable=True)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DamagedSegmentWarning)
+                warnings.simplefilter("ignore", DamagedSegmentWarning)  # this repair handles the damage
                 follower = Follower(store, counters)
         except (FormatError, OSError):
             return  # the hidden steps are unknown

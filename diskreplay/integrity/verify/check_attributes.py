@@ -396,7 +396,8 @@ def read_counters(files: Files, folder: str, attributes: Attributes) -> NDArray[
     values: dict[str, NDArray[np.int64]] = {}
     if not all([files.is_folder(f"{folder}/{name}") for name in layout.LANE_COUNTERS]):
         return None
-    # A writer increases `committed` first. Here `committed` is read last, so that it is not below the other counters.
+    # A writer increases `committed` before the other counters. `committed` is read last, so that `durable` is at most
+    # `committed`, and `observed` is at most one more.
     for name in (layout.DURABLE, layout.OBSERVED, layout.COMMITTED):
         data = files.read(f"{folder}/{name}/c.0", 8 * lanes, 8 * lanes)
         if data is None:

@@ -91,7 +91,7 @@ def count_unproven(segment: Segment, proven: Ints) -> int:
 def _count_behind(segment: Segment, lane: int, first: int, claimed: int) -> int:
     """Count a lane's steps from row ``first`` on.
 
-    Rows before row ``claimed`` count. Later rows count up to the last row whose flags are not 0.
+    All steps before row ``claimed`` count. Later steps count up to the last row whose flags are not 0.
     """
     per_chunk, at, steps, pending = segment.chunk_rows[layout.DONE], first, 0, 0
     while True:

@@ -88,7 +88,8 @@ def check_indexes(segment: Segment) -> None:
 def check_runs(segment: Segment, tables: Tables) -> None:
     """Check that each lane of a pack begins with an episode, and that the pack's rows fit its tables.
 
-    Each range of lost rows must lie within one lane.
+    The numbers of steps and of values of episode fields in the tables are compared with the rows. Each range of lost
+    rows must lie within one lane.
     """
     files, done = segment.files, segment.inside(layout.DONE)
     (steps, values), counted = np.zeros((2, len(tables.runs)), np.int64), tables.runs[:, 1] > 0

@@ -81,7 +81,7 @@ def check_priorities(segment: Segment) -> None:
 
 
 def _is_within_run(segment: Segment, first: int, count: int) -> NDArray[np.bool_]:
-    """Return, for each of the rows ``[first, first + count)`` of a pack, whether the previous row is in its lane."""
+    """Return, for each row of ``[first, first + count)`` of a pack, whether the previous row is of the same lane."""
     if segment.tables is None:
         return np.zeros(count, np.bool_)  # the lanes are unknown without the tables
     starts = segment.tables.first_rows - first

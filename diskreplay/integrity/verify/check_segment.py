@@ -51,7 +51,8 @@ def verify_segment(
 ) -> tuple[list[Problem], bool]:
     """Return the problems of a segment, and whether it is sealed; an evicted segment has no problems.
 
-    ``where`` is the segment's folder; "" means the usual folder of segment ``number``.
+    ``where`` is the segment's folder; "" means the usual folder of segment ``number``. ``on_read`` is passed to
+    `Files`.
     """
     where = where or layout.segment_folder(number)
     found: list[Problem] = []
@@ -265,7 +266,10 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
 
 
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
-    """Check which chunks exist, and their sizes; return the paths of the arrays without problems."""
+    """Check that all chunks with rows exist, and the sizes of chunks; return the paths of arrays without problems.
+
+    A sealed segment must have no other chunks.
+    """
     files, good = segment.files, set()
     for path, chunks in present.items():
         before, rows, longest = len(files.problems), segment.chunk_rows[path], segment.longest_of(path)

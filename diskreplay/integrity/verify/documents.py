@@ -46,7 +46,7 @@ class Array:
 
 
 class Compressed(NamedTuple):
-    """How a pack's array is compressed: an inner chunk has ``rows`` rows, and the file has ``nbytes`` bytes."""
+    """How a pack's array is compressed: the rows of an inner chunk, the level of zstd, and the bytes of the file."""
 
     rows: int
     level: int
@@ -87,7 +87,7 @@ class Plan:
         compressed: Mapping[str, "Compressed"] = MappingProxyType({}),
         episodes: int | None = None,
     ) -> "Plan":
-        """Return the layout of a segment with these attributes."""
+        """Return the layout of a segment; its attributes tell whether it has priorities and tables."""
         arrays, groups, templates, tables = self.arrays, self.groups, self.templates, self.tables
         columns = self.columns
         if episodes is not None:
