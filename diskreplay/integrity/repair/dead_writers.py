@@ -97,7 +97,7 @@ class DeadWriters:
         store = self._remedies.store
         retention = Retention(store, store.counters(writable=True))
         sealer = Sealer(store, partial(_count_sealed, retention), Marker(store))
-        with suppress(FormatError):  # a living writer's segment is damaged; the last verification reports this
+        with suppress(FormatError):  # a living writer's segment may be damaged; the last verification reports this
             while dead := retention.dead_segments(evicts=False):
                 for info, lock in dead:
                     sealer.submit(info, lock)
