@@ -112,7 +112,7 @@ def import_dataset(
     choice, folder = Choice(**options), Path(source).absolute()
     with foreign(folder):
         replay = _Replay(folder)
-        names = replay.paths(choice.named(ACTION) or [ACTION], choice.named(EXTRA) or ())
+        names = replay.paths(choice.named(ACTION) or [ACTION], choice.named(EXTRA))
         leaves = replay.leaves(names)
     data_set = Source(
         NAME,

@@ -207,7 +207,7 @@ class _Transitions:
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
         self._flags = self._read_flags(rows, lanes)
-        self.names = self._find_names(choice.named(OBS))
+        self.names = self._find_names(None if choice.obs is None else choice.named(OBS))
         self._split(lanes)
 
     def _next(self, key: str) -> NDArray[Any] | None:

@@ -32,6 +32,7 @@ OnError = Literal["raise", "skip"]
 _PARTS = OBS, ACTION, REWARD, EXTRA, FIELDS
 _UNSAFE = ":unsafe"
 _SHOWN = 40  # a message lists at most this number of features
+_HINTS = {OBS: ("obs", "state", "image", "rgb", "cam"), ACTION: ("act",), REWARD: ("rew",)}  # in names of features
 _ROLE = re.compile(r"^(obs|observations?|actions?|next|extra)[./]")
 
 
@@ -93,7 +94,7 @@ class Choice:
         for name in ("obs", "action", "reward", "extra", "skip"):
             given = getattr(self, name)
             is_many = given is None or isinstance(given, Collection)
-            if not is_many or not all(isinstance(each, str) and each for each in self.named(name) or ()):
+            if not is_many or not all(isinstance(each, str) and each for each in self.named(name)):
                 raise SchemaError(f"{name} must be names of features, not {given!r:.80}")
         for name in ("rename", "dtype"):
             given = getattr(self, name)
@@ -105,14 +106,14 @@ class Choice:
             example = "such as lambda episode: episode.total_reward > 20"
             raise SchemaError(f"where must be a function of an episode, {example}, not {self.where!r:.80}")
 
-    def named(self, option: str) -> list[str] | None:
+    def named(self, option: str) -> list[str]:
         given: Any = getattr(self, option)
         if given is None or isinstance(given, str):
-            return None if given is None else [given]
+            return [] if given is None else [given]
         return list(given.values() if isinstance(given, Mapping) else given)
 
     def skips(self, name: str) -> bool:
-        return any(is_in(name, skipped) for skipped in self.named("skip") or ())
+        return any(is_in(name, skipped) for skipped in self.named("skip"))
 
     def to_json(self) -> dict[str, Any]:
         """Return, as JSON, the options that determine the imported data."""
@@ -354,22 +355,23 @@ class _Chooser:
         """Return each kept feature's path in the store, by its default path, and the names of the other features."""
         skipped = {
             name
-            for each in self._choice.named("skip") or ()
+            for each in self._choice.named("skip")
             if not any(is_in(left, each) for left in self._left_out)
             for name, _ in self._find(each, "skip")
         }
         target = dict[str, str]()
-        given = {part: getattr(self._choice, part) for part in (OBS, ACTION, REWARD, EXTRA)}
-        for part, wanted in given.items():
-            for name, path in self._wanted(part, wanted):
+        given = vars(self._choice)
+        for part in (OBS, ACTION, REWARD, EXTRA):
+            for name, path in self._wanted(part, given[part]):
                 if name in skipped:
                     raise SchemaError(f"{self._place}: {name!r} is in both {part} and skip")
                 if name in target:
                     raise SchemaError(f"{self._place}: {name!r} is taken twice, as {target[name]} and {path}")
                 target[name] = path
         not_kept = sorted({*skipped, *self._left_out})
+        decided = {*skipped, *target}
         for name, path in self._names.items():
-            if name in skipped or name in target:
+            if name in decided:
                 continue
             part = path.split("/")[0]
             if given.get(part) is None and not (part == REWARD and REWARD in target.values()):
@@ -437,14 +439,15 @@ class _Chooser:
         listed = [f"{name} {self._leaves[path].dtype}{list(self._leaves[path].shape)}" for name, path in steps.items()]
         if len(listed) > _SHOWN:
             listed[_SHOWN:] = [f"{len(listed) - _SHOWN} more"]
-        action = min((name for name in steps if "act" in name.lower()), key=len, default=None)
-        obs = [name for name in steps if any(word in name.lower() for word in ("obs", "state", "image", "rgb", "cam"))]
-        obs = [name for name in obs or steps if name != action]
-        call = {OBS: obs[0] if len(obs) == 1 else obs, ACTION: action or "..."}
-        reward = min((name for name in steps if "rew" in name.lower() and name != action), key=len, default=None)
-        if reward is not None and REWARD not in self._leaves:  # without this option, all rewards would be zero
-            call[REWARD] = reward
-        words = ", ".join(f"{part}={value!r}" for part, value in call.items())
-        commas = {part: value if isinstance(value, str) else ",".join(value) for part, value in call.items()}
-        line = " ".join(f"--{part} {value}" for part, value in commas.items())
+        like = {
+            part: [name for name in steps if any(hint in name.lower() for hint in hints)]
+            for part, hints in _HINTS.items()
+        }
+        action = min(like[ACTION], key=len, default="...")
+        call = {OBS: [name for name in like[OBS] or steps if name != action], ACTION: [action]}
+        rewards = [name for name in like[REWARD] if name != action]
+        if rewards and REWARD not in self._leaves:  # without this option, all rewards would be zero
+            call[REWARD] = [min(rewards, key=len)]
+        words = ", ".join(f"{part}={names[0] if len(names) == 1 else names!r}" for part, names in call.items())
+        line = " ".join(f"--{part} {','.join(names)}" for part, names in call.items())
         return f"its features are {', '.join(listed)}. Name them, for example {words} (on the command line {line})"
