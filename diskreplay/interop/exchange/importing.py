@@ -152,11 +152,15 @@ class Source:
         file = "" if self.files is None else f" ({self.files[position]})"
         return f"episode {self.number_of(position)}{file}"
 
+    @property
+    def feature_fields(self) -> Mapping[str, Field]:
+        if self.leaves is not None:
+            return self.leaves
+        assert self.schema is not None
+        return self.schema.leaves
+
     def lay_out(self, choice: Choice) -> Layout:
-        leaves = self.leaves
-        if leaves is None:
-            assert self.schema is not None
-            leaves = self.schema.leaves
+        leaves = self.feature_fields
         names = {path: path for path in leaves} if self.names is None else self.names
         return lay_out(self.name, leaves, names, self.schema, choice, self.left_out)
 
@@ -439,7 +443,7 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
     for path, rows in episode.steps.items():
         if len(rows) != count + (is_obs(path) and episode.has_final_obs):
             raise FormatError(f"{what} has {len(rows)} rows of {path} and {count} of {shortest}")
-    leaves = source.leaves or (source.schema.leaves if source.schema else {})
+    leaves = source.feature_fields
     shapes = {path: np.shape(rows)[1:] for path, rows in episode.steps.items() if path != REWARD}
     shapes |= {path: np.shape(value) for path, value in episode.fields.items()}
     for path, shape in shapes.items():
