@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,23 +79,24 @@ class Reader:
         self._shared = scan.shared
         try:
             kept = {key: feature for key, feature in features.items() if key not in scan.left_out}
-            self._columns = list(columns_in(kept, {key: features[key] for key in scan.kept if key in features}))
+            self._columns = list(columns_in(kept, scan.kept))
         except SchemaError as error:
             raise SchemaError(f"{root}: {error}; skip= leaves a feature out") from None
         self._check_films()
         self._fields = {f"{FIELDS}/{name}": name for name in self._meta.fields if not choice.skips(name)}
-        self.names = {column.path: column.key for column in self._columns} | self._fields
+        keys = {column.path: column.key for column in self._columns}
+        self.names = keys | self._fields
         own = {column.path: column.field for column in self._columns}
         fields = {path: self._meta.fields[name] for path, name in self._fields.items()}
         self.leaves = own | fields
         tasks = self._meta.tasks
         self.texts = {column.path: self._texts[column.key] for column in self._columns if column.kind == "text"}
-        if tasks and min(tasks) >= 0 and max(tasks) < _MOST_TASKS:
+        if tasks and 0 <= min(tasks) <= max(tasks) < _MOST_TASKS:
             self.texts["task"] = [tasks.get(number, "") for number in range(max(tasks) + 1)]
         self.metadata: dict[str, Json] = {
             "info": self._meta.info,
-            "keys": {column.path: column.key for column in self._columns},
-            "tasks": {str(number): text for number, text in self._meta.tasks.items()},
+            "keys": keys,
+            "tasks": {str(number): text for number, text in tasks.items()},
             "texts": self._texts,
             "stats": self._meta.stats,
         }
@@ -145,36 +146,40 @@ class Reader:
     ) -> Iterator[EpisodeData]:
         stored = [column for column in columns if column.kind != "video"]
         moving = [column for column in columns if column.kind == "video"]
-        if not (stored or moving):
+        if not columns:
             raise FormatError(f"{self._root}: no feature of a step is kept")
         keys = dict.fromkeys([column.key for column in stored] + ([TIMESTAMP] if moving else []))
-        waiting: pa.Table | None = None
-        number, lengths = piece.first + skipped, piece.lengths[skipped:]
-        # With on_error="skip", row groups are read one by one, so that damage loses only the episodes of one row group.
-        block_bytes = _BLOCK_BYTES if self._choice.on_error == "raise" else 0
-        own = self._meta.numbers[number : number + len(lengths)]
-        is_shared = piece.path in self._shared
-        before = 0 if is_shared else int(piece.lengths[:skipped].sum())
-        for read in _tables(piece.path, [*keys, EPISODE] if is_shared else list(keys), before, block_bytes):
-            table = _rows_of(read, own) if is_shared else read
-            waiting = table if waiting is None or not waiting.num_rows else pa.concat_tables([waiting, table])
-            bounds = np.concatenate([[0], np.cumsum(lengths)])
-            ready = int(np.searchsorted(bounds, waiting.num_rows, "right")) - 1
-            if not ready:
-                continue
-            now = waiting.slice(0, int(bounds[ready]))
-            plain = {column.path: self._array(column, now, piece) for column in stored if column.kind != "image"}
-            for k in range(ready):
-                part = slice(int(bounds[k]), int(bounds[k + 1]))
-                steps = {path: rows[part] for path, rows in plain.items()}
-                rows = now.slice(part.start, part.stop - part.start)
+        number = piece.first + skipped
+        for table, bounds in self._whole_episodes(piece, skipped, list(keys)):
+            plain = {column.path: self._array(column, table, piece) for column in stored if column.kind != "image"}
+            for start, stop in pairwise(bounds):
+                steps = {path: rows[start:stop] for path, rows in plain.items()}
+                rows = table.slice(start, stop - start)
                 for column in stored:
                     if column.kind == "image":
                         steps[column.path] = self._array(column, rows, piece)
                 for column in moving:
-                    steps[column.path] = videos.frames(number + k, column, rows[TIMESTAMP].to_numpy())
-                yield self._episode(number + k, steps)
-            waiting, lengths, number = waiting.slice(int(bounds[ready])), lengths[ready:], number + ready
+                    steps[column.path] = videos.frames(number, column, rows[TIMESTAMP].to_numpy())
+                yield self._episode(number, steps)
+                number += 1
+
+    def _whole_episodes(self, piece: _Piece, skipped: int, keys: list[str]) -> Iterator[tuple[pa.Table, list[int]]]:
+        """Yield the rows of one or more whole episodes, with the episodes' bounds, until the end of the file."""
+        waiting: pa.Table | None = None
+        lengths = piece.lengths[skipped:]
+        # With on_error="skip", row groups are read one by one, so that damage loses only the episodes of one row group.
+        block_bytes = _BLOCK_BYTES if self._choice.on_error == "raise" else 0
+        own = self._meta.numbers[piece.first : piece.first + len(piece.lengths)][skipped:]
+        is_shared = piece.path in self._shared
+        before = 0 if is_shared else int(piece.lengths[:skipped].sum())
+        for read in _tables(piece.path, [*keys, EPISODE] if is_shared else keys, before, block_bytes):
+            table = _rows_of(read, own) if is_shared else read
+            waiting = table if waiting is None or not waiting.num_rows else pa.concat_tables([waiting, table])
+            bounds = np.concatenate([[0], np.cumsum(lengths)])
+            ready = int(np.searchsorted(bounds, waiting.num_rows, "right")) - 1
+            if ready:
+                yield waiting.slice(0, int(bounds[ready])), bounds[: ready + 1].tolist()
+                waiting, lengths = waiting.slice(int(bounds[ready])), lengths[ready:]
 
     def _array(self, column: Column, table: pa.Table, piece: _Piece) -> Array:
         return from_arrow(column, table[column.key], self._texts, f"{piece.path}: {column.key!r}")
@@ -202,7 +207,7 @@ class _Scan:
 
     Attributes
     ----------
-    kept : list of str
+    kept : dict of str to Feature
         Counters and flags that become extra fields.
     left_out : set of str
         All counters and flags, including those in ``kept``.
@@ -211,13 +216,14 @@ class _Scan:
     """
 
     def __init__(self, meta: Metadata, features: Mapping[str, Feature], texts: dict[str, list[str]]) -> None:
-        self._meta, self._texts = meta, texts
+        self._meta, self._features, self._texts = meta, features, texts
         self.known = {*meta.features, *COUNTERS}
-        self._stored = [key for key, feature in features.items() if feature["dtype"] != "video"]
         self._flags = [name for name in FLAGS if name in meta.features]
         if TERMINATED not in self._flags or TRUNCATED not in self._flags:
             self._flags = [name for name in self._flags if name == DONE]
-        self.kept: list[str] = []
+        stored = [key for key, feature in features.items() if feature["dtype"] != "video" and key not in COUNTERS]
+        self._needed = [EPISODE, *self._flags, *stored]
+        self.kept = dict[str, Feature]()
         self.left_out = {*COUNTERS, *self._flags}
         self.shared = set[Path]()
         self._text_keys = [key for key, feature in features.items() if feature["dtype"] == "string"]
@@ -229,8 +235,7 @@ class _Scan:
         columns = set(read_schema(piece.path).names)
         wanted = [TIMESTAMP, FRAME, EPISODE, TASK, *self._flags, *self._text_keys]
         table = read_table(piece.path, [name for name in wanted if name in columns])
-        needed = [name for name in self._stored if name not in COUNTERS]
-        if lacking := [name for name in (EPISODE, *self._flags, *needed) if name not in columns]:
+        if lacking := [name for name in self._needed if name not in columns]:
             raise FormatError(f"{piece.path} has no column {lacking[0]!r}, which info.json names")
         own = self._meta.numbers[piece.first : piece.first + len(piece.lengths)]
         if self._meta.is_lenient:
@@ -263,8 +268,8 @@ class _Scan:
             known += [text for text in pc.unique(table[key]).to_pylist() if text is not None and text not in known]
 
     def _keep(self, name: str) -> None:
-        if name not in self.kept:
-            self.kept.append(name)
+        if name in self._features:
+            self.kept[name] = self._features[name]
 
     def ends(self) -> tuple[Bools, Bools]:
         """Return two masks, ``(episodes,)``: whether each episode was terminated, and whether it was truncated."""
