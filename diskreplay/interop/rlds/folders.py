@@ -187,25 +187,25 @@ class DataSet:
                     yield _Raw(split.name, file, number, error, None if expected is None else expected - count)
                     number = number if expected is None else first + expected
 
-    def _parsed(self, file: Path, data: bytes, wanted: Collection[str] | None = None) -> dict[str, Values]:
+    def _parsed(self, raw: _Raw, wanted: Collection[str] | None) -> dict[str, Values]:
+        if isinstance(raw.data, FormatError):
+            raise raw.data
         try:
-            return parse_example(data, wanted)
+            return parse_example(raw.data, wanted)
         except FormatError as error:
-            raise FormatError(f"{file}: {error}") from None
+            raise FormatError(f"{raw.file}: {error}") from None
 
     def _find_episodes(self, last: str | None) -> list[_Episode]:
-        """Return the episodes that have steps; with ``on_error="skip"``, add the other episodes to ``skipped``."""
-        acted = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
+        """Return the episodes that have steps. If ``on_error`` is "skip", add all other episodes to ``skipped``."""
+        actions = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
+        acted = actions if last is None else []
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
-        wanted = [_FIRSTS, *self._tables, *(acted if last is None else ())]
+        wanted = [_FIRSTS, *self._tables, *acted]
         for raw in self._raw():
             try:
-                if isinstance(raw.data, FormatError):
-                    raise raw.data
-                features = self._parsed(raw.file, raw.data, wanted)
-                rows, is_step = len(features.get(_FIRSTS, [])), False
-                if last is None and rows:
-                    is_step = any(self._is_in_last_row(_Record(features, rows), name) for name in acted)
+                features = self._parsed(raw, wanted)
+                record = _Record(features, len(features.get(_FIRSTS, [])))
+                is_step = last == "step" or any(self._is_in_last_row(record, name) for name in acted)
             except FormatError as error:
                 if not self._is_lenient:
                     raise
@@ -214,9 +214,9 @@ class DataSet:
             for name, table in self._tables.items():
                 for text in map(_decode_text, features.get(name, ())):
                     table.setdefault(text, len(table))
-            if last is None and rows:
+            if record.rows:
                 ends.setdefault(raw.split, {}).setdefault(is_step, raw.number)
-            found.append(_Episode(raw.number, raw.split, rows, int(last == "final")))
+            found.append(_Episode(raw.number, raw.split, record.rows, 0))
         for split, kinds in ends.items():
             if len(kinds) > 1:
                 raise SchemaError(
@@ -224,8 +224,7 @@ class DataSet:
                     f"the last row of episode {kinds[False]} has none; give last='step' if last rows are steps, or "
                     "last='final' if they are only final observations (on the command line --option last=step)"
                 )
-        if last is None:
-            found = [each._replace(finals=int(ends.get(each.split, {}).keys() == {False})) for each in found]
+        found = [each._replace(finals=int(False in ends.get(each.split, {}))) for each in found]
         for each in found:
             if each.rows <= each.finals:
                 self._leave_out(each)
@@ -242,13 +241,13 @@ class DataSet:
         self.skipped.append(Skipped(what, why))
 
     def _is_in_last_row(self, record: _Record, name: str) -> bool:
-        values = self._decoded(record, name, record.rows) if name in record.features else []
+        values = self._decoded(record, name, record.rows) if record.rows and name in record.features else []
         return len(values) > 0 and bool(np.nan_to_num(np.asarray(values[-1], np.float64)).any())
 
     def _find_paths(self) -> dict[str, str]:
         """Return the name of each leaf's feature, by path, such as ``{"obs/image": "steps/observation/image"}``."""
         found: dict[str, str] = {}
-        obs, actions = self._choice.named(OBS) or (), self._choice.named(ACTION) or ()
+        obs, actions = self._choice.named(OBS), self._choice.named(ACTION)
         for name, feature in self._features.items():
             inside = name.removeprefix(STEPS)
             if inside in FLAGS or self._choice.skips(inside):
@@ -291,10 +290,8 @@ class DataSet:
         episode = next(episodes, None)
         for raw in self._raw():
             if episode is not None and raw.number == episode.record:
-                if isinstance(raw.data, FormatError):
-                    raise raw.data
-                features = self._parsed(raw.file, raw.data, names)
-                made = self._episode(_Record(features, episode.rows), episode.finals, paths)
+                record = _Record(self._parsed(raw, names), episode.rows)
+                made = self._episode(record, episode.finals, paths)
                 if self._has_split:
                     number = self.texts[f"episode/{_SPLIT}"].index(episode.split)
                     made = replace(made, fields={**made.fields, f"episode/{_SPLIT}": np.int64(number)})
