@@ -316,11 +316,13 @@ class _Arrays:
                 continue
             if name in _AFTER:
                 self._after = name
-            elif rows.ndim and len(rows) in (count, count + (episodes == 1)) and name not in self._known:
+            if name in self._known:
+                continue
+            if rows.ndim and len(rows) in (count, count + (episodes == 1)):
                 steps.append(name)
-            elif name not in self._known and rows.dtype.kind in NUMBERS and (len(rows) if rows.ndim else 1) == episodes:
+            elif rows.dtype.kind in NUMBERS and (len(rows) if rows.ndim else 1) == episodes:
                 fields[f"{FIELDS}/{name}"] = rows.reshape(episodes, *rows.shape[1:])
-            elif name not in self._known:
+            else:
                 self.not_kept.append(name)
         obs = [name for name in steps if _ROLES.get(name.split("/")[0]) == OBS]
         for name in steps:
