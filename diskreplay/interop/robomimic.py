@@ -256,7 +256,7 @@ class _Demos:
         self.metadata = self._read_metadata(data)
         first, names = member(data.id, self.keys[0]), listed[self.keys[0]]
         self._obs_states = self._find_states(names)
-        self.names = self._find_names([name for name in names if not choice.skips(name)], first)
+        self.names = self._find_names(names, first)
         rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
         for key, arrays in listed.items():
             demo = member(data.id, key)
@@ -288,7 +288,7 @@ class _Demos:
         has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
         self._is_isaac = any(is_part(name, _INITIAL) for name in names)
         self.has_states_alone = bool(states) and not has_obs
-        wanted = [name for name in states if any(is_in(name, each) for each in self._choice.named(OBS) or ())]
+        wanted = [name for name in states if any(is_in(name, each) for each in self._choice.named(OBS))]
         return states if self.has_states_alone else wanted if self._is_isaac else []
 
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
@@ -348,7 +348,7 @@ class _Demos:
         found = dict[str, str]()
         for name in names:
             part, _, below = name.partition("/")
-            if part in (_DONES, _NEXT, _INITIAL):
+            if part in (_DONES, _NEXT, _INITIAL) or self._choice.skips(name):
                 continue
             if member(first, name).dtype.kind not in NUMBERS:
                 self.not_kept[name] = None
