@@ -286,9 +286,9 @@ def _verify(root: str, where: str, store: str) -> list[Problem]:
             return []
         if repr((current, _current(root, where))) == before:
             return files.problems
-        before = repr((current, current))
-        if time.monotonic() > until:
+        if before and time.monotonic() > until:
             return []
+        before = repr((current, current))
         time.sleep(_PAUSE_S)
 
 

@@ -108,6 +108,13 @@ def test_damage_is_found_and_repair_moves_it_aside(path, name):
                 store.load_sampler_state("run")
 
 
+def test_damage_is_found_however_long_a_check_takes(path, monkeypatch):
+    monkeypatch.setattr("diskreplay.integrity.verify.check_root._PATIENCE_S", -1.0)
+    (path / RUN / "2/weights/c.0.0").write_bytes(b"")
+    with dr.open(path) as store:
+        assert [problem.kind for problem in store.verify(deep=True)] == ["size"]
+
+
 def test_a_state_that_is_replaced_while_it_is_read_is_no_finding(path, monkeypatch):
     """Between two looks another state takes its place."""
     left = [3]
