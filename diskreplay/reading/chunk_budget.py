@@ -92,8 +92,8 @@ class Arena:
     """Allocates each `Piece` of memory for chunks from a `_Block`.
 
     A block is empty if none of its pieces is in use. An empty block is returned to the system if all blocks together
-    take more than ``spare`` bytes. All other empty blocks are reused. A new block is slower, because the system first
-    clears its memory.
+    take more than ``spare`` bytes. Other empty blocks are kept for reuse. A new block is slower, because the system
+    first clears its memory.
 
     Concurrency: any thread may allocate pieces. Any thread may drop the last reference to a piece, even during a call
     of `allocate`.
@@ -168,7 +168,8 @@ class Arena:
     def _try_reclaim(self) -> None:
         """Call `_reclaim` unless the lock is taken.
 
-        This never waits for the lock, because a finalizer may run in the thread that holds the lock.
+        This never waits for the lock, because a finalizer may run in the thread that holds the lock. The holder of the
+        lock, or a later call, then reclaims the pieces.
         """
         while self._returned and self._lock.acquire(blocking=False):
             try:
@@ -298,7 +299,7 @@ def now() -> int:
 def make_room(before: int) -> None:
     """Release mapped chunks until there is room for a mapping.
 
-    Only chunks that were last used before ``before`` are released.
+    Only chunks that were last used before ``before`` are released. If no such chunk is left, there may be no room.
     """
     while count_mappings() >= MOST_MAPPINGS:
         if not _release(MAPPED, before):
@@ -334,10 +335,10 @@ class Room(NamedTuple):
 def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows: bool) -> list[Room]:
     """Return memory for ``count`` inner chunks of ``inner_bytes`` bytes; release older decompressed chunks if needed.
 
-    All decompressed chunks together take at most `LEAST_DECOMPRESSED` bytes, or twice ``count * inner_bytes`` if this
-    is more. If ``grows`` is True, each call may add one block, up to `MOST_DECOMPRESSED` bytes in all. This holds only
-    for a field of at most twice `MOST_DECOMPRESSED` bytes: ``of`` is its decompressed size. The bounds are only
-    exceeded if no chunk can be released.
+    A call takes new memory until all decompressed chunks together take `LEAST_DECOMPRESSED` bytes, or twice
+    ``count * inner_bytes`` if this is more. If ``grows`` is True, each call may add one block, up to
+    `MOST_DECOMPRESSED` bytes in all. This holds only for a field of at most twice `MOST_DECOMPRESSED` bytes: ``of`` is
+    its decompressed size. A call exceeds these bounds only if no chunk can be released.
 
     Raises
     ------
@@ -373,7 +374,7 @@ def allocate_inner(count: int, inner_bytes: int, before: int, *, of: int, grows:
 def make_room_decompressed(nbytes: int, before: int) -> None:
     """Release decompressed chunks until ``nbytes`` more bytes fit.
 
-    Only chunks that were last used before ``before`` are released.
+    Only chunks that were last used before ``before`` are released. If no such chunk is left, the bytes may not fit.
     """
     while _counted() + _decompressed.nbytes + nbytes > MOST_DECOMPRESSED and _release_decompressed(nbytes, before):
         pass
@@ -387,7 +388,7 @@ def _decompressed_piece(nbytes: int, most: int) -> Piece | None:
 
 
 def _release_decompressed(nbytes: int, before: int) -> bool:
-    """Release about ``nbytes`` bytes of inner chunks; return False if no chunk can be released.
+    """Release about ``nbytes`` bytes of inner chunks; return False if no chunk to release was found.
 
     Only chunks that were last used before ``before`` are released.
     """
@@ -433,7 +434,7 @@ class _Kept(NamedTuple):
 
 
 def _release_kept(table: Chunks, leaving: list[_Kept]) -> None:
-    """Release the chunks that ``leaving`` lists, unless another thread uses the table."""
+    """Release the chunks of ``leaving`` that are still in their pieces, unless another thread uses the table."""
     try:
         lock = table.lock
     except ReferenceError:  # the store's last snapshot is gone, and its tables will soon be freed

@@ -40,8 +40,8 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 # rows, the system may also read other pages in advance, because batches soon need every page.
 WIDE_ROW = 1024
 
-# Chunk files of more than this many bytes are mapped, and not read into memory. Files of live segments are always
-# mapped, because these files still change.
+# Chunk files of more than this many bytes, or of wide rows, are mapped, and not read into memory. Files of live
+# segments are always mapped, because these files still change.
 LARGEST_READ = 256 << 10
 
 # A call of `ensure` tries at most this many times to map all its chunks. After each mapping that the system refuses,
@@ -333,9 +333,9 @@ class ChunkTable:
         # which keeps these chunks mapped.
         moved = range(old, old + have)
         self.holder = {start + (p - old) if p in moved else p: mapping for p, mapping in self.holder.items()}
-        # A reader may hold the arrays, so they are replaced and not changed. `chunks` is replaced last, because a
-        # reader without the lock reads `chunks` first. In another order, the reader could compute a place of another
-        # folder.
+        # A reader may hold the arrays, so they are replaced and not changed. A reader without the lock reads `chunks`,
+        # then `first_chunk`, and then `bases`. The arrays are replaced in the opposite order. In another order, the
+        # reader could compute a place of another folder, or a place that `bases` does not have yet.
         first_chunk, counts = self.first_chunk.copy(), self.chunks.copy()
         first_chunk[folder], counts[folder] = start, room
         self.first_chunk, self.chunks = first_chunk, counts

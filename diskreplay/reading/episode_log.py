@@ -219,9 +219,10 @@ class Discards:
         self.episodes, self._left_out = episodes, None
 
     def follow(self, log: EpisodeLog, evictions: Evictions, follower: FollowedLanes) -> EpisodeTable:
-        """Find discarded episodes among the log's new episodes, and flag all parts of these episodes as DISCARDED.
+        """Find discarded episodes among the log's new episodes, and flag their earlier parts as DISCARDED.
 
-        Returns all parts of discarded episodes that this call has found.
+        Returns the discarded episodes and the earlier parts that this call has found. A later call finds a part whose
+        rows were not followed yet.
         """
         if log.generation != self._generation:
             self._generation, self._read = log.generation, 0

@@ -143,8 +143,8 @@ class FollowedRows:
         """Empty the slots of segments that are gone.
 
         If a limit hides all episodes of these segments, the episodes stay in the log until they are half of the log.
-        Every sampler starts over when episodes leave the log. Episodes that are not hidden leave the log at once,
-        because a new reader of the store would not find them.
+        Every sampler starts over when episodes leave the log. If any of the episodes is not hidden, all of them leave
+        the log at once, because a new reader of the store would not find them.
         """
         if not slots:
             return

@@ -269,7 +269,7 @@ class LiveLanes:
         self._addresses: Ints  # the addresses of `_arrays`
         self._found = self._numbers.data  # the memory of `_numbers`, read as Python numbers
         self._leaves = leaves
-        self._held: Callable[[], MappingGuard | None] = no_reference  # returns the guard of the last `_prepare`
+        self._held: Callable[[], MappingGuard | None] = no_reference  # returns the last `_prepare`'s guard, or None
         self._record = np.zeros(0, np.int64)  # the record of the next snapshot, see `kernels.frozen`
 
     def follow_with(self, kernel: Kernel) -> None:

@@ -131,7 +131,7 @@ class Activity:
     path : Path
         The folder of the store.
     limiters : iterable of RateLimiter
-        The limiters of the store's writers and samplers. The arguments of limiters are not on disk.
+        Limiters with the same arguments as the limiters of the writers and samplers. The arguments are not on disk.
     progress : callable, optional
         ``progress(done, total)`` is called with numbers of segments while the constructor measures the sizes of
         segments.

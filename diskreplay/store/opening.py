@@ -61,8 +61,8 @@ def create(
         the default is 1. Samplers decompress the rows that they draw. Compression needs ``diskreplay[zstd]``, also
         wherever the store is read.
     compaction : "auto" or "manual"
-        With "auto", each process with a writer starts a child process that merges small sealed segments in the
-        background; see `Store.compact`. With "manual", only `Store.compact` merges.
+        With "auto", processes that write merge small sealed segments in the background, in a child process; see
+        `Store.compact`. With "manual", only `Store.compact` merges.
     validate : "finite" or "space", optional
         The values that writers refuse with a SchemaError. "finite": NaN and infinities. "space": also actions outside
         their space, for a schema made of spaces. These checks take some microseconds per append. None: no checks.

@@ -27,8 +27,8 @@ _STATES = ("dead", "foreign", "unknown", "writing", CLOSED)
 class Rate:
     """The change per second of a number, over a window of ``window_s`` seconds; not thread-safe.
 
-    If the window has only one number, the rate is measured from the last number before the window. ``least_s`` is the
-    minimum time in seconds between the first and the last number of a rate.
+    A rate is measured from the last number before the window, or from the first number if all numbers are in the
+    window. ``least_s`` is the minimum time in seconds between the first and the last number of a rate.
     """
 
     def __init__(self, window_s: float, least_s: float = 0.0) -> None:
@@ -80,7 +80,7 @@ class Writers:
         self._new: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._rates: dict[int, Rate] = {}
-        self._appended: dict[int, int] = {}  # {writer: time of the writer's newest row in nanoseconds}
+        self._appended: dict[int, int] = {}  # {writer: time of its newest row, in nanoseconds since the epoch}
 
     def read(self, now: float, snapshot: Snapshot, counter: StepCounter) -> list[WriterActivity]:
         own: dict[int, list[SegmentInfo]] = {}

@@ -382,9 +382,10 @@ class Store:
         episodes, priorities and saved states stay, and samplers continue. Episodes that were evicted by hand are
         deleted from the disk, except for their flags and times.
 
-        Damaged segments, segments that are still written, and segments that fill half of a pack are not merged. A pack
-        holds at most a sixteenth of the capacity, because a pack is evicted as a whole. Merged segments are deleted
-        when their pack is complete and durable. During the merge, the disk needs room for the segments and their pack.
+        Damaged segments and segments that are still written are not merged. Segments that fill more than half of a pack
+        are only merged to compress them. A pack holds at most a sixteenth of the capacity, because a pack is evicted as
+        a whole. Merged segments are deleted when their pack is complete and durable. During the merge, the disk needs
+        room for the segments and their pack.
 
         Parameters
         ----------
@@ -434,8 +435,8 @@ class Store:
     def evict(self, where: Callable[[Episode], bool]) -> int:
         """Evict the episodes for which a predicate is true, and return the number of their steps.
 
-        The predicate is called for every visible episode of the sealed segments. An episode is evicted as a whole, and
-        the result counts all its steps, hidden ones included.
+        The predicate is called for every episode with a visible step in a sealed segment. An episode is evicted as a
+        whole, and the result counts all its steps, hidden ones included.
 
         The evicted episodes disappear at once, here and in every process that refreshes. If the call fails or the
         calling process dies, either all of these episodes are evicted or none. A segment is deleted when all its steps
@@ -592,7 +593,8 @@ class Store:
     def to_numpy(self) -> dict[str, Any]:
         """Return everything in the current snapshot as arrays in memory, oldest episode first.
 
-        N is the number of steps, hidden steps included: it may be larger than ``len(store)``.
+        N is the number of steps of all episodes in `Store.episodes`. N includes the hidden steps of these episodes, so
+        N may be larger than ``len(store)``.
 
         Returns
         -------
@@ -722,7 +724,7 @@ class Store:
             of any process.
 
             - a number n of seconds: the steps of the last n seconds, because a background thread makes older steps
-            durable;
+              durable;
             - ``"episode"``: steps of open episodes, because the append that ends an episode waits for the disk;
             - ``"none"``: all steps outside sealed segments.
         limiter : RateLimiter, optional

@@ -86,7 +86,10 @@ class EpisodeWriter:
         )
 
     def read_clock(self) -> None:
-        """Advance `now` to the present time: the next rows get this time."""
+        """Advance `now` to the present time, unless `now` is later: the next rows get the time `now`.
+
+        An `AppendCursor` reads the clock itself.
+        """
         self.now = max(self.now, clock_ns())
 
     def begin_priorities(self) -> None:
@@ -289,9 +292,9 @@ class EpisodeWriter:
         """Cut the open episode of a lane, if there is one.
 
         If an observation is already visible after the last step, it becomes the final observation. Without such an
-        observation, ``final_obs`` becomes the final observation. With ``marked``, a row that ends the episode is always
-        written, so readers see the end of the episode at once. Without ``marked``, readers may see the end of the
-        episode only when the lane's next row is published or the segment is sealed.
+        observation, ``final_obs`` becomes the final observation, if it is given. With ``marked``, a row that ends the
+        episode is always written, so readers see the end of the episode at once. Without ``marked``, readers may see
+        the end of the episode only when the lane's next row is published or the segment is sealed.
         """
         lane.continues, lane.resumes_at = False, None
         if not lane.open:

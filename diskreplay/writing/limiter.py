@@ -43,8 +43,8 @@ class RateLimiter:
     min_size : int
         The number of steps that the store must hold before any step is drawn.
     error_buffer : float
-        The largest difference between ``inserted * samples_per_insert - drawn`` and ``offset``. For batches of n steps,
-        it must be at least ``(samples_per_insert + n) / 2``.
+        The largest difference between ``inserted * samples_per_insert - drawn`` and ``offset``. If `timeout` is None,
+        it must be at least ``(samples_per_insert + n) / 2`` for batches of n steps.
     name : str
         The name of the counts in the store: limiters of the same name share the counts.
     timeout : float or None

@@ -26,8 +26,8 @@ _POLL_S = 0.01
 class Sealer:
     """Seals segments in the order of their submission.
 
-    ``after`` is called after each batch of segments. Until a segment is sealed, ``marker`` marks it, even if its writer
-    appends no more.
+    ``after`` is called after each batch of segments. ``marker`` marks a segment of a writer of this process until the
+    segment is sealed, even if the writer appends no more to it.
 
     Concurrency: any thread of the process that made the `Sealer`. The sealing thread runs while there is work.
     """
@@ -209,7 +209,7 @@ class Sealer:
                 batch, self._waiting = self._waiting, []
                 self._condition.notify_all()
                 if not batch:
-                    self._runner = None  # the next `submit` starts a new thread
+                    self._runner = None  # set under the lock, so that the next `submit` starts a new thread
                     return
             held = set[int]()
             try:

@@ -163,6 +163,8 @@ class _ArrayLane(Lane):
 class VectorSteps:
     """Writes the steps of a vector of environments with an `EpisodeWriter`.
 
+    The constructor replaces the lanes of the `EpisodeWriter` by objects of `_ArrayLane`.
+
     Concurrency: as for `EpisodeWriter`.
     """
 
@@ -235,8 +237,8 @@ class VectorSteps:
     def _make_room(self, step: Step) -> None:
         """Reserve the rows for a step, and move lanes to another segment if needed.
 
-        Lanes that need another segment, or a cut, are treated one by one. A segment that is opened for one lane may
-        also be the next segment of other lanes.
+        Lanes that need more than rows, such as another segment or a cut, are treated one by one. A segment that is
+        opened for one lane may also be the next segment of other lanes.
         """
         writer = self._episode_writer
         if not self._segment_per_episode:

@@ -339,7 +339,7 @@ class BaseWriter:
             self._episode_writer.drain()
 
     def report_cuts_to(self, listener: Callable[[int], None]) -> None:
-        """Register a method that is called with a lane's number when an observation does not continue its episode.
+        """Register a method to call, with a lane's number, when an observation does not continue the lane's episode.
 
         The episode is cut before this observation. The method is called before the step is written, and no warning is
         issued. The writer keeps only a weak reference to the method.
@@ -521,8 +521,8 @@ class Writer(BaseWriter):
     def end_episode(self, final_obs: Any = None, episode: dict[str, Any] | None = None) -> None:
         """Cut the open episode, and record it as truncated.
 
-        ``final_obs`` is the final observation of the episode. Nothing happens if no episode is open. Raises the errors
-        of `append`.
+        ``final_obs``, if given, is the final observation of the episode. Nothing happens if no episode is open. Raises
+        the errors of `append`.
         """
         final = None if final_obs is None else self._obs.items(final_obs)
         values = self._cast_episode(episode)

@@ -23,7 +23,8 @@ Progress = Callable[[int, int], None]
 
 # A pack has at most 1 / SHARE of the steps and bytes that the store's limits allow, as a pack is evicted as a whole.
 SHARE = 16
-# A segment with more than 1 / _ENOUGH of a pack's rows is not merged: a copy of this segment would gain little.
+# A segment with more than 1 / _ENOUGH of a pack's rows is only merged to compress it: otherwise a copy would gain
+# little.
 _ENOUGH = 2
 # This many segments of about the same length are merged. Fewer segments are merged only if they fill a pack.
 _MANY = 64
@@ -100,8 +101,9 @@ class Compaction:
     def run_due(self, pace: Callable[[], None]) -> bool:
         """Merge or compress segments if many are due; return whether any segments were merged.
 
-        Only segments of about the same length are merged with each other. The pack is about `_MANY` times as long as
-        each of the segments. ``pace`` is called often during the work: it can pause the work, or end it by raising.
+        Only segments of about the same length are merged with each other. So each step is copied only a few times,
+        mostly to a pack that is about `_MANY` times as long. ``pace`` is called often during the work: it can pause the
+        work, or end it by raising.
         """
         kinds: dict[tuple[int, bool], list[Candidate]] = {}
         for one in self.candidates(pace):

@@ -19,13 +19,13 @@ from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.writing.merging.background import MERGED
 from diskreplay.writing.merging.compaction import Compaction
 
-# The process rests after _WORK_S seconds of processor time. A rest takes at least _REST times as long as the work
-# before it, and at most _MOST_S seconds.
+# The process rests after _WORK_S seconds of processor time. A rest takes _REST times this processor time, or as long as
+# the work before it if the work took longer. A rest takes at most _MOST_S seconds.
 _WORK_S, _REST, _MOST_S = 0.01, 3.0, 1.0
 # During a rest, the process checks every _SLICE_S seconds whether it has to stop.
 _SLICE_S = 0.05
-# Rests become shorter with each segment that writers have begun since the last check. From _BEHIND segments on, the
-# process does not rest.
+# Rests become shorter with each segment that any writer has begun since the last check of the parent process. From
+# _BEHIND segments on, this process does not rest.
 _BEHIND = 1024
 
 
