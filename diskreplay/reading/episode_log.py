@@ -57,7 +57,7 @@ class EpisodeLog:
         return self._lines
 
     def extend_to(self, size: int, steps: int) -> None:
-        """Extend the table to ``size`` lines; ``steps`` is the number of steps of all these lines."""
+        """Extend the table to the first ``size`` lines of the array from `reserve`; these have ``steps`` steps in all."""
         self.table = EpisodeTable(self._lines[:size])
         self.steps = steps
 

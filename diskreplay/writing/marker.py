@@ -44,7 +44,7 @@ class MarkedWriter(Protocol):
 class _LeftSegment:
     """An unsealed segment to which its writer appends no more.
 
-    ``due`` is the time of the next mark by `time.monotonic`.
+    The segment is marked every ``every_s`` seconds. ``due`` is the time of the next mark by `time.monotonic`.
     """
 
     segment: SegmentWriter
