@@ -57,7 +57,10 @@ class EpisodeLog:
         return self._lines
 
     def extend_to(self, size: int, steps: int) -> None:
-        """Extend the table to the first ``size`` lines of the array from `reserve`; these have ``steps`` steps in all."""
+        """Extend the table to the first ``size`` lines of the array from `reserve`.
+
+        ``steps`` is the number of steps of all these lines.
+        """
         self.table = EpisodeTable(self._lines[:size])
         self.steps = steps
 
