@@ -76,7 +76,7 @@ class Stratified(Owned):
         return self._groups.chances(population, ids)
 
     def drawable(self, population: Population) -> Ints | None:
-        """Return the ids of the population's share whose episodes have a value of the field; None: all ids."""
+        """Return the ids in this rank's share whose episode has a value of `by`; None if all ids can be drawn."""
         if not self.episode_fields:
             return None
         return np.concatenate(

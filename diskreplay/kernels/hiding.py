@@ -231,8 +231,8 @@ def hide_oldest(tables: Ints, origin: int, end: int, found: Ints) -> int:
             by_place[OLDEST, place] = row + 1
             if line >= 0 and step_id >= log[line, FIRST_ID] + (log[line, STEPS] - 1) * width:
                 by_place[LINE, place] = following[line]
-            # The ring has a line for the new entry, because each lane has at most one entry, and this lane's old entry
-            # will be removed.
+            # The ring (the second half of `heap`) has room for the lane's next entry: it has a line per lane, a lane
+            # has at most one entry, and the lane's present entry is removed below.
             base = step_id - row * width
             status = _set_entry(tables, origin, place, base, width, log, rows, heap, by_place, found)
             if status < 0:

@@ -13,7 +13,7 @@ The other columns are masks with a bit per row:
 - `SHOWN`: rows that can be drawn,
 - `WANTED`: rows that can be drawn when the current call of `sync_priorities` returns,
 - `KNOWN`: rows with a priority,
-- `ENTERED`: rows that got their first priority in the latest call of `sync_priorities` that added new ids to the page.
+- `ENTERED`: the rows that got their first priority when `sync_priorities` last added ids to the page.
 
 `slots` is a hash table with open addressing. The table has each page's number plus 1, at the hash of the page's first
 id or at a later index.

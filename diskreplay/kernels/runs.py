@@ -276,8 +276,8 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     """Write runs of the ids at which samples start; return the column after the last written run.
 
     `record` is the record of a population, see `RULE`. The array RULE of the record selects the ids: at most two runs
-    per episode. The runs are written to the array BLOCK of the record, from column `at` on. Hidden ids and ids below
-    `since` are left out. `snapshot` is the record of a snapshot, see `frozen`.
+    per episode. The runs are written to the array BLOCK of the record, from column `at` on. Hidden ids are
+    left out, and so are ids below the rule's `since`, see `Starts`. `snapshot` is a record as in `frozen`.
 
     `kind` says what `given` has. With LINES, `given` has lines of an `EpisodeTable`. With RUNS, `given` has runs of
     ids, (4, n). Hidden ids are also removed from `given`. A run without visible ids is not written, and gets count 0 in
@@ -293,8 +293,8 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
     origin, reached = snapshot[frozen.ORIGIN], snapshot[frozen.REACHED]
     gone = 0
     for i in range(listed + (snapshot[frozen.LIVE_LANES] if kind == RUNS_AND_OPEN else 0)):
-        # skipped: the step where the first sample starts. count: the number of samples. moved: the step where a moved
-        # sample starts, or -1. least: the lowest id that may be written.
+        # skipped: the step where the first sample starts. count: the number of samples. moved: the step where the
+        # sample starts that MOVED_BACK moved, or -1. least: the lowest id that may be written.
         skipped, count, moved, least = 0, 0, -1, since
         item = _at(i)
         if i < left:

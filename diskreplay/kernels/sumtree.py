@@ -77,7 +77,7 @@ def powers(values: Floats, exponent: float, low: float, high: float, numbers: Fl
 
 @jit.kernel("none", "floats", "float", "float", "out_floats2", "out_floats32")
 def weights(chances: Floats, least: float, exponent: float, scratch: Floats, out: NDArray[np.float32]) -> None:
-    """Write (least / chance) ** exponent for each chance, or 1 if this is more than 1.
+    """Write min(1, (least / chance) ** exponent) for each chance.
 
     If `least` is 0, the smallest chance that is not NaN replaces `least`. `scratch` is scratch memory, (3, n).
     """

@@ -297,7 +297,7 @@ class TupleRecord(tuple[Any, ...]):
         return super().__getitem__(int(key))
 
     def __contains__(self, key: object) -> bool:
-        """Return whether a str is one of the keys, or whether any other value is one of the items."""
+        """Return whether ``key`` is one of the keys if it is a str, or one of the values if it is not."""
         return key in self.keys() if isinstance(key, str) else super().__contains__(key)
 
     def keys(self) -> tuple[str, ...]:

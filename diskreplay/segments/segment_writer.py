@@ -48,8 +48,8 @@ class SegmentWriter:
         self.info, self.number, self.lock = info, info.number, lock
         lanes = len(info.lanes)
         self._in_blocks = in_blocks and len(info.arrays) <= MOST_DESCRIPTORS
-        # If the file system does not keep reservations, everything is written by position. A write to mapped memory
-        # could find the disk full, and kill the process.
+        # On some file systems, a write to a reserved block can find the disk full. In mapped memory, such a write would
+        # kill the process, so all values are written with `pwrite` there.
         self._keeps = keeps_reservations(info.path)
         every = {leaf: self._column(leaf) for leaf in info.arrays}
         self.columns = {leaf: column for leaf, column in every.items() if not info.arrays[leaf].is_of_episodes}

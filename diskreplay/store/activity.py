@@ -305,8 +305,8 @@ def _oldest_age(snapshot: Snapshot, now: float) -> float | None:
 class DiskUse:
     """The bytes that a store takes on disk; not thread-safe.
 
-    A segment that may grow is measured at each look. Sealing frees reserved blocks of a segment, so a sealed segment is
-    measured at two more looks.
+    A segment that may grow is measured at each look. Sealing frees reserved blocks of a segment. So a sealed
+    segment is measured again at the next two looks, and then no more.
     """
 
     def __init__(self, root: Root) -> None:

@@ -71,8 +71,8 @@ class EarlierParts:
     def _rows_before(self, snapshot: Snapshot, slot: int, lane: int, count: int) -> Ints:
         """Return slots, lanes and rows, (3, n), of up to `count` steps before the first row of a lane, newest first.
 
-        The steps are from earlier parts of the episode that begins in the lane's first row; n is 0 if the episode has
-        no earlier parts.
+        If the lane's first row continues an episode that was cut in an earlier segment, these are the steps of the
+        episode's earlier parts. Otherwise, n is 0.
         """
         found = [np.zeros((3, 0), np.int64)]
         done = snapshot.leaf("done")

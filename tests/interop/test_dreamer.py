@@ -193,5 +193,5 @@ def test_keys_that_differ_between_files_are_named(tmp_path: Path) -> None:
     write(tmp_path / "replay", "20260102T000000-b-4", {name: x for name, x in rows(4).items() if name != "image"})
     with pytest.raises(dr.FormatError, match="20260102T000000-b-4.npz has no 'image'; it has action, reward"):
         import_dataset(tmp_path / "replay", tmp_path / "store")
-    with pytest.raises(dr.SchemaError, match="replay: action names 'move', which is not a feature; its features are "):
+    with pytest.raises(dr.SchemaError, match="replay: 'move' in action is not a feature; its features are "):
         import_dataset(tmp_path / "replay", tmp_path / "other", action="move")

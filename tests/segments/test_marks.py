@@ -214,7 +214,7 @@ def test_salvage_takes_what_is_whole_by_the_flags(tmp_store):
     flags.write_bytes(data)
     done = repair(copy, salvage=True)
     assert [(a.what, a.detail) for a in done.actions] == [
-        ("salvaged", "7 steps that no mark proves count now, 0 are left behind")
+        ("salvaged", "7 unproven steps were recovered, 0 are left behind")
     ]
     assert done.left == []
     with dr.open(copy) as store:

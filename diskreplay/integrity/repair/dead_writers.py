@@ -225,7 +225,7 @@ def _salvage(info: SegmentInfo, dry_run: bool) -> Iterator[Action]:
             with held_lock(root.lock_path):
                 note_change(root.folder)
         if most > before:
-            taken = f"{after - before} steps that no mark proves count now" if after > before else "no step is whole"
+            taken = f"{after - before} unproven steps were recovered" if after > before else "no step is whole"
             where = layout.segment_folder(info.number)
             yield Action("salvaged", where, f"{taken}, {most - after} are left behind")
     finally:

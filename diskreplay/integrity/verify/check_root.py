@@ -170,7 +170,7 @@ def check_notes(files: Files) -> None:
 
 
 def _check_limiter(files: Files, plan: Plan, where: str) -> None:
-    document, detail = f"{where}/{layout.METADATA}", "is not the document of a limiter's array"
+    document, detail = f"{where}/{layout.METADATA}", "does not describe the array of a limiter"
     check_content(files, document, limiter_document(plan), "metadata", detail)
     slots = files.read(f"{where}/c.0", 8 * layout.LIMITER_SLOTS, 8 * layout.LIMITER_SLOTS)
     if slots is not None and (np.frombuffer(slots, "<i8") < 0).any():
@@ -226,7 +226,7 @@ def read_evictions(files: Files, plan: Plan, words: Words) -> dict[int, list[tup
         # A process may have extended the array for evictions that the counter does not include yet.
         fits = rows >= words.evictions and (rows == words.evictions or rows % layout.EVICTION_ROWS == 0)
         if data != eviction_document(plan, rows) or not fits:
-            files.report("metadata", where, f"is not the document of an array of {words.evictions} entries")
+            files.report("metadata", where, f"does not describe an array of {words.evictions} entries")
     entries: dict[int, list[tuple[int, int]]] = {}
     seen: set[int] = set()
     remaining = words.evictions

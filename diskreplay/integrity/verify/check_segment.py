@@ -255,7 +255,7 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
         length = shape[1]
     template = segment.plan.templates[path]
     if document != shaped(template, [lanes, length, *array.shape], [lanes, rows, *array.shape]):
-        other = f"is not the document of {lanes} lanes, {longest} rows and chunks of {rows}"
+        other = f"does not describe an array of {lanes} lanes and {longest} rows, in chunks of {rows} rows"
         return array_mismatch(document, array, 2) or other
     covered = max(longest, max(chunks) * rows + 1 if chunks else 0)
     if segment.attributes.claimed or not (segment.attributes.sealed or segment.attributes.in_place):
@@ -268,7 +268,7 @@ def _mismatch(segment: Segment, path: str, document: Document, chunks: set[int])
 def check_chunks(segment: Segment, present: dict[str, set[int]]) -> set[str]:
     """Check that all chunks with rows exist, and the sizes of chunks; return the paths of arrays without problems.
 
-    A sealed segment must have no other chunks.
+    A sealed segment must have no chunks without rows.
     """
     files, good = segment.files, set()
     for path, chunks in present.items():

@@ -383,7 +383,7 @@ class _Chooser:
         for name, path in (self._choice.rename or {}).items():
             if name not in target:
                 self._find(name, "rename")
-                raise SchemaError(f"{self._place}: rename names {name!r}, which is not a kept feature")
+                raise SchemaError(f"{self._place}: {name!r} in rename is not a kept feature")
             target[name] = path if path.split("/")[0] in _PARTS else f"{target[name].split('/')[0]}/{path}"
         self._check(target)
         return {self._names[name]: path for name, path in target.items()}, not_kept
@@ -413,7 +413,7 @@ class _Chooser:
         for slash in "/.":
             if found := [name for name in self._names if name.startswith(f"{wanted}{slash}")]:
                 return [(name, name[len(wanted) + 1 :].replace(slash, "/")) for name in found]
-        raise SchemaError(f"{self._place}: {option} names {wanted!r}, which is not a feature; {self.advice()}")
+        raise SchemaError(f"{self._place}: {wanted!r} in {option} is not a feature; {self.advice()}")
 
     def _short(self, name: str) -> str:
         """Return a feature's default path without its first part: "image" for "obs/image".

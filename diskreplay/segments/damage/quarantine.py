@@ -96,7 +96,7 @@ def move_aside(
 
 
 def copy_aside(root: Path, where: str, reason: str, steps: int | None) -> str:
-    """Copy a segment into quarantine, unless a copy with this reason is there already; return the copy's path.
+    """Copy a segment into quarantine, unless a copy of it for the same reason is there already; return the copy's path.
 
     ``steps`` is the number of steps that the original segment is about to lose; None: unknown. The caller holds the
     store lock.

@@ -158,8 +158,8 @@ def test_a_value_that_a_dtype_cannot_hold_is_refused_and_nothing_is_left(store: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"skip": "obs/nose"}, "skip names 'obs/nose', which is not a feature; its features are obs/arm float64"),
-        ({"rename": {"obs/nose": "x"}}, "rename names 'obs/nose', which is not a feature"),
+        ({"skip": "obs/nose"}, "'obs/nose' in skip is not a feature; its features are obs/arm float64"),
+        ({"rename": {"obs/nose": "x"}}, "'obs/nose' in rename is not a feature"),
         ({"rename": {"obs/arm": "eye"}}, "'obs/arm' and 'obs/eye' would both be obs/eye; rename one"),
         ({"dtype": {"obs/nose": "uint8"}}, "dtype names 'obs/nose', and the exported leaves are obs/arm, obs/eye"),
         ({"dtype": {"obs/eye": "text"}, "rename": {"obs/eye": "top"}}, "obs/top: "),

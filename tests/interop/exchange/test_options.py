@@ -101,12 +101,12 @@ def test_what_no_leaf_takes_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"obs": "stat"}, "obs names 'stat', which is not a feature; its features are actions"),
-        ({"skip": ["depth"]}, "skip names 'depth', which is not a feature"),
-        ({"rename": {"depth": "top"}}, "rename names 'depth', which is not a feature"),
+        ({"obs": "stat"}, "'stat' in obs is not a feature; its features are actions"),
+        ({"skip": ["depth"]}, "'depth' in skip is not a feature"),
+        ({"rename": {"depth": "top"}}, "'depth' in rename is not a feature"),
         ({"rename": {"image": "state"}}, "'state' and 'image' would both be obs/state; rename one"),
         ({"obs": ["state", "actions"]}, "'actions' is taken twice, as obs/actions and action"),
-        ({"skip": ["state"]}, "obs names 'state', which is not a feature"),
+        ({"skip": ["state"]}, "'state' in obs is not a feature"),
         ({"rename": {"image": "episode/image"}}, "each step has a value of 'image', so it cannot be episode/image"),
         ({"dtype": {"obs/depth": "uint8"}}, "dtype names 'obs/depth', but the store's leaves are action, obs/image"),
         ({"dtype": {"obs/image": "complex64"}}, "set: obs/image: a field's dtype is one of .*, not complex64"),
