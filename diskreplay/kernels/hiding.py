@@ -43,7 +43,7 @@ PLACE_ROWS = 4
 # - SEEN: the number of lines of the log that `hide_oldest` has read.
 # - UNTIL: `hide_oldest` hides all steps published before this time, even if they are more than found[COUNT].
 # - LAST: the publishing time of the newest step that was hidden since the last call of `note_last`, or -1.
-# - NEEDED: the id of a step whose time is not mapped.
+# - NEEDED: the id of the step whose time a kernel could not read, because its chunk is not mapped into memory.
 # - FRONT: the position of the ring's first entry in the second half of the table `heap`.
 # - WAITING: the number of entries of the ring.
 # Only `advance_hiding` uses the numbers below.

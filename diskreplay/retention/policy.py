@@ -247,7 +247,7 @@ class RetentionPolicy:
             self._kept -= account.kept
             self._nbytes -= account.nbytes
             self._below[number] = None
-            horizon = max(horizon, min(last + 1, layout.MOST_COUNTED))  # a time on disk may be damaged, or hostile
+            horizon = max(horizon, min(last + 1, layout.MOST_COUNTED))  # the time was read from disk, and may be forged
         if horizon > before:
             self._counters.set(layout.HORIZON, horizon)
 

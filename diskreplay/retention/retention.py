@@ -514,7 +514,7 @@ def _take_out(root: Root, counters: StoreCounters, number: int, steps: int) -> s
     """Move a segment to the folder of the counters, so that no reader sees it half deleted; return its new path.
 
     The segment's steps count as evicted: see `eviction_list.removed_path`. The caller holds the store lock. Raises
-    StorageFull if the disk has no room for the name.
+    StorageFull if the disk has no room for the new entry of that folder.
     """
     evicted = counters.evicted_after(steps)
     gone = removed_path(root.counters_folder, number, evicted)

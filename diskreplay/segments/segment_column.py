@@ -214,8 +214,8 @@ class Column:
     def prefault(self, rows: Ints) -> None:
         """Bring the reserved pages of the next rows of several lanes into memory again, after a sync.
 
-        ``rows`` has the number of rows of each lane. Any thread may call this, also while other threads reserve, write
-        and release chunks.
+        The next rows of a lane begin at row ``rows[lane]``. Any thread may call this, also while other threads reserve,
+        write and release chunks.
         """
         ends = self.reserved.copy()
         lanes = np.flatnonzero(rows < ends) if len(rows) > 1 else _LONE_LANE[:0]

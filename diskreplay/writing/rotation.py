@@ -351,7 +351,7 @@ class Rotation:
         The chunks of a segment with several lanes are unmapped in the background. If ``ends`` is True, the writer is
         being closed, and the chunks are unmapped at once.
 
-        The call may be repeated after an interrupt.
+        If an interrupt ends a call, it is safe to call again.
         """
         self.changes += 1
         if self._marker is not None and seal:

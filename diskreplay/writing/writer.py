@@ -61,7 +61,7 @@ class BaseWriter:
         self._schema, self._episode_writer, self._limiter = schema, episode_writer, limiter
         self._checks = checks
         self._flushes_episodes = durability == "episode"
-        self._store = store  # keeps the store alive as long as its writers
+        self._store = store  # the store stays alive while this writer exists
         self._pid, self._closed = os.getpid(), False
         self._gives_priorities = False
         self._own_lock, self._on_error = CallLock(), OnError(weakref.WeakMethod(self._abandon_after))

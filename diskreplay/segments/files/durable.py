@@ -305,7 +305,7 @@ _NETWORK = {
 # write. They may copy on write, make snapshots or compress. Or another machine, or an underlying file system, decides
 # where data are written.
 _WRITE_IN_PLACE = {"ext4", "xfs", "tmpfs", "ramfs"}
-# On these file systems, the inode number of a file may differ from call to call.
+# On these file systems, two calls of `os.stat` may return different inode numbers for one file.
 _UNSTABLE_INODES = {"fuse", "9p", "smb", "cifs", "smb2", "vboxsf", "vmhgfs", "overlay"}
 _warned: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""Numbers of segments: existing numbers, and new ones. No number is used twice, not even after a power loss.
+"""Lists the existing segment numbers, and reserves new ones. No number is used twice, not even after a power loss.
 
 The counter of the next number is in memory like all counters, and a power loss may set it back. So numbers are reserved
 in groups, and a reservation is durable before its first number is used. In a new boot, the first number comes after all
