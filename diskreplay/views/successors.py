@@ -200,7 +200,7 @@ class EpisodeTables(Generic[Table]):
 
 
 class _ByPlace(NamedTuple):
-    """Episodes, sorted by `keys`: the key (see `row_keys`) of each episode's first step."""
+    """Episodes in the order of `keys`; keys[i] is the key (see `row_keys`) of episode i's first step."""
 
     keys: Ints
     episodes: EpisodeTable
