@@ -159,7 +159,9 @@ class DrawRounds:
                     "1 is needed"
                 )
             if monotonic() > until:
-                raise dr.ReplayError(f"no shard has answered for {self._patience_s:g} s; the error of the first shard: {reasons[0]}")
+                raise dr.ReplayError(
+                    f"no shard has answered for {self._patience_s:g} s; the error of the first shard: {reasons[0]}"
+                )
             sleep(_PAUSE_S)
 
     def _ask(self, found: Round) -> None:

@@ -59,7 +59,9 @@ def test_without_any_shard_a_draw_waits_for_one_and_says_why_it_gave_up(tmp_path
         sampler._rounds._patience_s = 0.1
         shards.handles[0].silent = True
         shards.down.add(0)
-        with pytest.raises(dr.ReplayError, match=r"^no shard has answered for 0\.1 s; the error of the first shard: silent for 0\.5 s$"):
+        with pytest.raises(
+            dr.ReplayError, match=r"^no shard has answered for 0\.1 s; the error of the first shard: silent for 0\.5 s$"
+        ):
             sampler.sample()
         shards.answer_again(0)
         sampler._rounds._patience_s = 60.0
