@@ -245,12 +245,7 @@ class StoreMoments:
 
     def state_dict(self) -> dict[str, Any]:
         known = self._newest >= 0
-        return {
-            "moments": {name: found._asdict() for name, found in self.moments.items()},
-            "newest": self._newest[known],
-            "returns": self._returns[known],
-            "not_finite": self.not_finite,
-        }
+        return _SavedMoments(self.moments, self._newest[known], self._returns[known], self.not_finite).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         saved = _SavedMoments.read(state)
@@ -266,10 +261,13 @@ class StoreMoments:
 class _SavedMoments(NamedTuple):
     """The values of a state of `StoreMoments`."""
 
-    moments: dict[str, Moments]
+    moments: Mapping[str, Moments]
     newest: Ints
     returns: Floats
-    not_finite: int
+    not_finite: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._asdict(), "moments": {name: found._asdict() for name, found in self.moments.items()}}
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> "_SavedMoments":
@@ -415,8 +413,8 @@ class Normalize(OneOwner, Transform):
         self._gamma, self._epsilon = fraction("gamma", gamma), number("epsilon", epsilon, 0.0)
         self.frozen = False
         self._store: StoreMoments | None = None
-        # The state of `_store` until `bind` makes `_store`. It is empty if no statistics were given or loaded.
-        self._given: dict[str, Any] = StoreMoments({}, [], self._gamma).state_dict()
+        # The statistics until `bind` makes `_store`. They are empty if no statistics were given or loaded.
+        self._given = _SavedMoments({}, np.zeros(0, np.int64), np.zeros(0))
         self._prepared: Arrays = {}
 
     def __repr__(self) -> str:
@@ -450,14 +448,13 @@ class Normalize(OneOwner, Transform):
             gamma=source.gamma,
             epsilon=source.epsilon,
         )
-        given = {name: found._asdict() for name, found in moments.items()}
-        made.load_state_dict({**made.state_dict(), "moments": given, "frozen": True})
+        made.load_state_dict({**made._given._replace(moments=moments).state_dict(), "frozen": True})
         return made
 
     @property
     def moments(self) -> dict[str, Moments]:
         """The statistics, (count, mean, var) in float64, by path of the leaf. The key of returns is "return"."""
-        return dict(_SavedMoments.read(self._given).moments if self._store is None else self._store.moments)
+        return dict((self._given if self._store is None else self._store).moments)
 
     def bind(self, schema: Schema, view: View) -> list[str]:
         """Return the paths of the leaves to normalise."""
@@ -473,8 +470,8 @@ class Normalize(OneOwner, Transform):
         if self._store is None:
             weights = reward_leaves(schema, None if self._reward is True else self._reward) if self._reward else []
             store = StoreMoments(fields, weights, self._gamma)
-            if self._given["moments"]:
-                store.load_state_dict(self._given)
+            if self._given.moments:
+                store.load_state_dict(self._given.state_dict())
             self._store = store
             self._publish(store.moments)
         return [*fields]
@@ -500,11 +497,11 @@ class Normalize(OneOwner, Transform):
 
     def stats(self) -> dict[str, float]:
         """Return `steps_not_finite`, the number of steps with values that the statistics leave out; see `Normalize`."""
-        return {"steps_not_finite": 0 if self._store is None else self._store.not_finite}
+        return {"steps_not_finite": (self._given if self._store is None else self._store).not_finite}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics, and the newest counted step of each lane."""
-        return {"frozen": self.frozen, **(self._given if self._store is None else self._store.state_dict())}
+        return {"frozen": self.frozen, **(self._given if self._store is None else self._store).state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from a state. Raises ValueError, and changes nothing, if `state` is invalid or of other leaves.
@@ -517,8 +514,10 @@ class Normalize(OneOwner, Transform):
             if self._store is not None:
                 self._store.load_state_dict(state)
             else:
-                _SavedMoments.read(state)  # raises the errors
-                self._given = {name: state[name] for name in self._given if name in state}
+                given = _SavedMoments.read(state)
+                if given.moments and (RETURN in given.moments) != bool(self._reward):
+                    raise ValueError(f"these are moments of {[*given.moments]}, and reward is {self._reward!r}")
+                self._given = given
             self._publish(self.moments)
             self.frozen = frozen
 

@@ -235,7 +235,13 @@ def test_a_policy_without_a_store_normalises_by_a_loaded_state(store: dr.Store) 
                 use(stored["reward"])
         with pytest.raises(ValueError, match="not a state"):
             alone.load_state_dict({"frozen": True})
-        alone.load_state_dict(made.state_dict())
+        with pytest.raises(ValueError, match="these are moments of .*'return'], and reward is False"):
+            dr.Normalize().load_state_dict(made.state_dict())
+        state = copy.deepcopy({**made.state_dict(), "not_finite": 7})
+        alone.load_state_dict(state)
+        for found in state["moments"].values():
+            found["mean"][...] = np.nan  # the state is copied
+        assert alone.stats() == {"steps_not_finite": 7}
         for name in "normalize_obs", "unnormalize_obs":
             found, expected = (getattr(one, name)(stored["obs"]) for one in (alone, made))
             for number in (0, 1):

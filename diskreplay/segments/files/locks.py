@@ -36,6 +36,7 @@ class Lock:
         self.fd, self._owner = fd, os.getpid()
         # If a signal handler raises an exception in `__del__`, the end of this object still closes the descriptor.
         self._file = FileIO(fd, "w")
+        self._releasing = threading.Lock()
         _held.add(self)
 
     @property
@@ -43,14 +44,19 @@ class Lock:
         return self._file.closed
 
     def release(self) -> None:
-        """Release the lock; after an exception of a signal handler, another call completes this one."""
-        with _taking:  # so that only one thread closes the descriptor
-            if not self._file.closed:
-                if os.getpid() == self._owner:
-                    # Without this call, a forked child that has not closed its copy of the descriptor yet would still
-                    # hold the lock.
-                    fcntl.flock(self.fd, fcntl.LOCK_UN)
-                self._file.close()
+        """Release the lock; after an exception of a signal handler, another call or `__del__` completes this one."""
+        # The garbage collector may call this in any thread, so it must not wait. If another thread is releasing the
+        # lock, there is nothing to do.
+        if self._releasing.acquire(blocking=False):
+            try:
+                if not self._file.closed:
+                    if os.getpid() == self._owner:
+                        # Without this call, a forked child that has not closed its copy of the descriptor yet would
+                        # still hold the lock.
+                        fcntl.flock(self.fd, fcntl.LOCK_UN)
+                    self._file.close()
+            finally:
+                self._releasing.release()
 
     def __del__(self) -> None:
         self.release()
