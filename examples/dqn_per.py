@@ -25,8 +25,7 @@ import diskreplay as dr
 GAMMA, N_STEP, BATCH_SIZE, LEARNING_RATE, TARGET_RATE = 0.99, 5, 128, 1e-3, 0.005
 COLLECTORS, UPDATES, UPDATES_PER_ROUND, UPDATES_PER_EVALUATION = 4, 15_000, 25, 250
 STEPS_FIRST, STEPS_PER_ROUND = 1_000, 100  # how many steps all collectors together play
-# functions of the numbers of steps and of batches
-EPSILON, BETA = dr.Linear(1.0, 0.05, 10_000), dr.Linear(0.4, 1.0, 5_000)
+EPSILON, BETA = dr.Linear(1.0, 0.05, 10_000), dr.Linear(0.4, 1.0, 5_000)  # by number of steps, and of batches
 EVALUATION_EPISODES, ENOUGH_RETURN = 20, 475.0
 CHECKPOINTED = "online", "target", "optimizer", "sampler"
 SCALE = torch.tensor([2.0, 1.0, 10.0, 1.0])  # each element of an observation is multiplied by its factor
@@ -59,8 +58,7 @@ class Learner:
         """Take one gradient step, pass the errors to the sampler, and return the loss."""
         batch = self.sampler.sample()  # the batch is drawn from all steps so far
         with torch.no_grad():
-            # `online` chooses the actions, and `target` values them
-            best = self.online(batch.next_obs).argmax(1, keepdim=True)
+            best = self.online(batch.next_obs).argmax(1, keepdim=True)  # `online` chooses, and `target` values
             goal = batch.reward + batch.discount * self.target(batch.next_obs).gather(1, best)[:, 0]
         td_error = self.online(batch.obs).gather(1, batch.action[:, None])[:, 0] - goal
         loss = (batch.weight * td_error.square()).mean()
@@ -103,8 +101,7 @@ def collect(path: Path, seed: Sequence[int], trainer: connection.Connection) -> 
                 nn.utils.vector_to_parameters(torch.from_numpy(parameters), network.parameters())
                 for _ in range(steps):
                     action = rng.integers(2) if rng.random() < epsilon else network(torch.from_numpy(obs)).argmax()
-                    # the wrapper appends the step to the store
-                    obs, _, terminated, truncated, _ = env.step(int(action))
+                    obs, _, terminated, truncated, _ = env.step(int(action))  # the wrapper appends the step
                     if terminated or truncated:
                         obs, _ = env.reset()
                 trainer.send(None)
