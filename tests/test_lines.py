@@ -126,7 +126,7 @@ def test_what_users_do_not_import_is_inner(source: str, expected: bool) -> None:
     assert lines.imports_inner(ast.parse(source), lines.public_modules()) is expected
 
 
-@pytest.mark.slow(turns=4)
+@pytest.mark.slow
 def test_the_script_counts_this_checkout() -> None:
     done = subprocess.run([ROOT / "tools/lines", "--json"], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

@@ -134,7 +134,7 @@ def collectors_of(leader: int) -> list[int]:
     return found
 
 
-@pytest.mark.slow(turns=4)
+@pytest.mark.slow
 def test_it_learns_and_prints_what_inspect_prints(tmp_path: Path, run: Callable) -> None:
     path = tmp_path / "store"
     with started_demo(tmp_path, "--path", path) as process:

@@ -262,7 +262,8 @@ def test_workers_are_refused_by_a_sampler_of_their_parent(store):
     """All of them, and their parent, would draw the same steps."""
     sampler = dr.Sampler(store, dr.Transitions(), batch_size=16, seed=1)
     check_batch(sampler.sample())
-    with pytest.raises(dr.ReplayError, match="this sampler belongs to another process, number .*: make one") as refused:
+    said = "this sampler belongs to another process, number .*: make one there"
+    with pytest.raises(dr.ReplayError, match=said) as refused:
         load(Batches(store, sampler), "fork")
     traceback.clear_frames(refused.tb)  # or else torch waits 5 s for each worker of the iterator in the traceback
     with pytest.raises(TypeError, match="cannot be sent to another process: make one there"):
