@@ -248,7 +248,9 @@ class StoreMoments:
         return _SavedMoments(self.moments, self._newest[known], self._returns[known], self.not_finite).state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        saved = _SavedMoments.read(state)
+        self.replace(_SavedMoments.read(state))
+
+    def replace(self, saved: "_SavedMoments") -> None:
         expected = {name: found.mean.shape for name, found in self.moments.items()}
         given = {name: found.mean.shape for name, found in saved.moments.items()}
         if given != expected:
@@ -448,7 +450,8 @@ class Normalize(OneOwner, Transform):
             gamma=source.gamma,
             epsilon=source.epsilon,
         )
-        made.load_state_dict({**made._given._replace(moments=moments).state_dict(), "frozen": True})
+        made._given, made.frozen = made._given._replace(moments=moments), True
+        made._publish(moments)
         return made
 
     @property
@@ -471,7 +474,7 @@ class Normalize(OneOwner, Transform):
             weights = reward_leaves(schema, None if self._reward is True else self._reward) if self._reward else []
             store = StoreMoments(fields, weights, self._gamma)
             if self._given.moments:
-                store.load_state_dict(self._given.state_dict())
+                store.replace(self._given)
             self._store = store
             self._publish(store.moments)
         return [*fields]
@@ -585,8 +588,6 @@ class Normalize(OneOwner, Transform):
         return torch.from_numpy(both).to(leaf.device, wide_dtype(leaf.device))
 
     def _scaled(self, reward: torch.Tensor, prepared: Arrays) -> torch.Tensor:
-        if not self._reward:
-            return reward
         std = float(np.sqrt(prepared[RETURN][1] + self._epsilon))
         return _result(_exact(reward) / std, reward, self._clip_reward)
 

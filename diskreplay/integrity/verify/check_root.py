@@ -256,7 +256,7 @@ _ITEM_BYTES = {"bool": 1, "int64": 8, "float32": 4, "float64": 8}
 _CRC_BYTES = 4
 _MOST_AXES, _MOST_BYTES = 32, 1 << 62
 _LEVELS = 100  # the maximum depth of a saved state; real states have a handful of levels
-# If a state is replaced during its check, the new state is checked. If no problem is confirmed within this many
+# If a state is replaced during its check, the new state is checked. If states are still replaced after this many
 # seconds, no problem is reported.
 _PATIENCE_S = 5.0
 
