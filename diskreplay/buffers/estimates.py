@@ -129,7 +129,7 @@ class NextRows(NamedTuple):
 
 
 class FinalObservations:
-    """Next observations of some steps of a rollout, in the order in which they were added. Not thread-safe."""
+    """Next observations of some steps of a rollout, in the order of their addition. Not thread-safe."""
 
     def __init__(self) -> None:
         self._next_rows: list[NextRows] = []

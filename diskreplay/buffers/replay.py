@@ -197,7 +197,7 @@ class ReplayBuffer(Backed, Sequence[Experience]):
 
     @property
     def view(self) -> Transitions:
-        """The view by which steps are sampled, with its `n_step` and `gamma`. You may set this at any time."""
+        """The view of the sampled steps, with its `n_step` and `gamma`. You may set this at any time."""
         return self._view
 
     @view.setter

@@ -188,7 +188,7 @@ def _fatal(libraries: Mapping[str, Library]) -> Iterator[str]:
 
 
 def _problems(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each problem: what is wrong, and what to do. The package still works with these problems."""
+    """Yield a line for each problem, with advice. The package still works with these problems."""
     disk, shm, limits, numba = found["file_system"], found["shm"], found["limits"], found["numba"]
     if warning := network_warning(disk["type"], disk["path"]):
         yield warning

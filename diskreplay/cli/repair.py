@@ -76,7 +76,7 @@ def repair(
 ) -> None:
     """Repair a damaged store.
 
-    Reads everything, like verify --deep. Damaged metadata is written anew from other files, if possible. A segment with
+    Reads everything, like verify --deep. Damaged metadata is rewritten from other files, if possible. A segment with
     damaged rows is rebuilt from its intact episodes, with the same ids. The damaged segment, other damaged files, and
     files that do not belong in a store are set aside: moved to counters/quarantine in the store. Segments of dead
     writers are sealed. Nothing is deleted except unfinished files of dead processes, and the segment that --drop names.

@@ -116,7 +116,7 @@ def evict(
         amount = f"{text.plural(len(chosen), 'episode')} of {text.plural(sum(chosen.values()), 'step')}"
         staying = sum(matching(store.episodes, condition)) - len(chosen)
         if staying:
-            console.complain(f"{text.plural(staying, 'episode')} would stay, because a writer still has their segments")
+            console.complain(f"{text.plural(staying, 'episode')} would stay, in segments that still have a writer")
         if dry_run:
             console.emit(f"would be evicted  {amount}")
         elif not chosen:

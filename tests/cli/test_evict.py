@@ -49,7 +49,7 @@ def test_episodes_of_segments_that_are_written_stay(run: Callable, small: Path) 
         writer.append_episode(**small_episode(2))
         done = run("evict", small, "--where", "cut", "--yes")
         assert (done.code, done.out) == (0, "evicted  6 steps\n")
-        assert done.err == "diskreplay: 1 episode would stay, because a writer still has their segments\n"
+        assert done.err == "diskreplay: 1 episode would stay, in segments that still have a writer\n"
         assert lengths(small) == [3, 60, 5, 6, 4]
 
 

@@ -92,7 +92,7 @@ def of_episodes(a: Episode, b: Episode, schema: Schema) -> Difference | None:
 
 
 def first_difference(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the first index at which two arrays of equal shape have different bytes; None if all bytes are equal."""
+    """Return the index of the first value with different bytes in two arrays of equal shape; None if there is none."""
     one, two = (np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, x.itemsize) for x in (a, b))
     places = np.flatnonzero((one != two).any(axis=-1))
     return tuple(int(at) for at in np.unravel_index(places[0], a.shape)) if len(places) else None

@@ -31,8 +31,8 @@ class Episodes:
     """The episodes of a report, oldest first.
 
     ``at`` has the index of each episode in `Store.episodes`. ``began`` has the publishing time of each first step, in
-    seconds since 1970. ``total_reward`` is NaN for an episode whose rewards were not read. Of the ``total`` episodes in
-    the store, --where was tested on ``asked`` episodes, and ``matching`` episodes met it.
+    seconds since 1970. ``total_reward`` is NaN for an episode whose rewards were not read. The store has
+    ``total`` episodes. --where was tested on ``asked`` episodes, and ``matching`` episodes met it.
     """
 
     at: Ints
@@ -139,7 +139,7 @@ def sample_steps(store: dr.Store, episodes: Episodes | None) -> Steps:
 def places(total: int) -> Ints:
     """Return the numbers of the sampled steps.
 
-    Up to `STEPS` steps, all are sampled. Of more steps, a random range in each of `PIECES` equal parts is sampled.
+    Up to `STEPS` steps, all are sampled. If there are more, a random range in each of `PIECES` equal parts is.
     """
     if total <= STEPS:
         return np.arange(total)

@@ -24,12 +24,12 @@ last observation is repeated.
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack, get_args
+from typing import Any, Unpack, cast, get_args
 
 from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options, check_option
@@ -128,7 +128,7 @@ def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: i
     """
     numbers, data_format = range(first, stop), metadata["data_format"]
     form = storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
-    found: Any = storage.get_episode_metadata(numbers)
+    found = cast(Generator[dict[str, Any], None, None], storage.get_episode_metadata(numbers))
     with closing(found):  # Minari keeps a file open until this generator is closed
         if data_format == "hdf5":
             from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet do not need h5py
