@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, Store
-from diskreplay.interop.exchange.choosing import Choice, Options, check_option
+from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     CUT,
@@ -53,8 +53,8 @@ from diskreplay.interop.exchange.exporting import (
     export_from,
 )
 from diskreplay.interop.exchange.field_trees import schema_of_leaves
-from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.foreign import NUMBERS, check_memory
+from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.lanes import differ, with_final
 from diskreplay.interop.exchange.progress import Progress
 
@@ -137,25 +137,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, open_source(source, max_episode_steps), Choice(**options), progress)
-
-
-def open_source(source: str | PathLike[str], max_episode_steps: int | None = None) -> Source:
-    """Open a file of D4RL and return it as a `Source`; raises the same errors as `import_dataset`."""
-    file = Path(source).absolute()
-    with foreign(file):
-        reader = Reader(file, max_episode_steps)
-    return Source(
-        NAME,
-        file,
-        reader.schema,
-        reader.episodes,
-        reader.steps,
-        reader.read,
-        reader.metadata,
-        reader.cut,
-        names=reader.names,
-    )
+    return import_into(path, source, partial(_Reader, max_episode_steps), options, progress)
 
 
 def export_dataset(
@@ -263,39 +245,23 @@ def schema_of(fields: Iterable[tuple[str, Field]]) -> Schema:
 _D3RLPY_ENDS = "episode_terminals"
 
 
-class Reader:
-    """A file of D4RL.
+class _Reader(Source):
+    """A file of D4RL. ``max_episode_steps`` is as in `import_dataset`."""
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    max_episode_steps : int, optional
-        The length of truncated episodes in a file without ``timeouts``.
+    format = NAME
+    schema: Schema
+    names: dict[str, str]
 
-    Attributes
-    ----------
-    schema, names, metadata, episodes, steps, cut
-        The same as in `Source`.
-
-    Raises
-    ------
-    StoreNotFound
-        There is no such file.
-    FormatError
-        The file is not a file of D4RL, or has data that a store cannot hold.
-    """
-
-    def __init__(self, path: Path, max_episode_steps: int | None = None) -> None:
-        self._path = path
-        with _opened(path) as file:
-            check_hdf5(path)
+    def __init__(self, max_episode_steps: int | None, given: Given) -> None:
+        super().__init__(given)
+        with _opened(self.place) as file:
+            check_hdf5(self.place)
             self._arrays = _arrays(file)
             self._check(max_episode_steps)
             self.steps = self._arrays[REWARDS].shape[0]
             self.metadata = self._read_metadata(file)
             self.schema = self._own_schema()
-            self.names = self._find_columns()
+            self.leaves, self.names = self.schema.leaves, self._find_columns()
             self._kept: dict[str, Array] = {}
             self._terminated, self._truncated = self._ends(file, max_episode_steps)
             ends = self._terminated | self._truncated
@@ -311,12 +277,12 @@ class Reader:
         names = {path: array for path, array in self.names.items() if path in wanted}
         row_bytes = sum(self._arrays[array].row_bytes for array in names.values()) or 1
         rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
-        with _opened(self._path) as file:
+        with _opened(self.place) as file:
             while first < self.episodes:
                 begin = self._bounds[first]
                 stop = max(int(np.searchsorted(self._bounds, begin + rows, "right")) - 1, first + 1)
                 nbytes = int(self._bounds[stop] - begin) * row_bytes
-                check_memory(nbytes, f"{self._path}: a block of rows from {begin}")
+                check_memory(nbytes, f"{self.place}: a block of rows from {begin}")
                 try:
                     episodes = self._read_block(file, names, self._bounds[first : stop + 1])
                 except OSError:
@@ -342,30 +308,30 @@ class Reader:
             at = begin + last - 1
             for path, array in following.items():
                 final = behind[array][last - 1 : last] if array in behind else self._rows(file, array, at, at + 1)
-                steps[path] = with_final(steps[path], final, f"{self._path}: {array!r}")
+                steps[path] = with_final(steps[path], final, f"{self.place}: {array!r}")
             episodes.append(EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at])))
         return episodes
 
     def _check(self, max_episode_steps: int | None) -> None:
         if _D3RLPY_ENDS in self._arrays and TIMEOUTS not in self._arrays:
             raise FormatError(
-                f"{self._path} is of d3rlpy 1 and not of D4RL: {_D3RLPY_ENDS!r} marks the ends of episodes. Add the "
+                f"{self.place} is of d3rlpy 1 and not of D4RL: {_D3RLPY_ENDS!r} marks the ends of episodes. Add the "
                 f"array {TIMEOUTS!r}, true where {_D3RLPY_ENDS!r} is true and {TERMINALS!r} is not"
             )
         for name in _NEEDED:
             if not any(is_part(array, name) for array in self._arrays):
-                raise FormatError(f"{self._path} has no {name!r}: a file of D4RL has {', '.join(_NEEDED)}")
+                raise FormatError(f"{self.place} has no {name!r}: a file of D4RL has {', '.join(_NEEDED)}")
         if max_episode_steps is not None and max_episode_steps < 1:
             raise SchemaError(f"max_episode_steps must be 1 or more, not {max_episode_steps}")
         if max_episode_steps is not None and TIMEOUTS in self._arrays:
-            raise SchemaError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self._path} has this array")
+            raise SchemaError(f"max_episode_steps is for files without {TIMEOUTS!r}, and {self.place} has this array")
         shape = self._arrays[REWARDS].shape
         if not shape or shape not in (shape[:1], (shape[0], 1)):
-            raise FormatError(f"{self._path}: {REWARDS!r} must be one number a step, not of shape {shape}")
+            raise FormatError(f"{self.place}: {REWARDS!r} must be one number a step, not of shape {shape}")
         for name, array in self._arrays.items():
             if self._is_step(name) and (not array.shape or array.shape[0] != shape[0]):
                 raise FormatError(
-                    f"{self._path}: {name!r} has the shape {array.shape}, and {REWARDS!r} has {shape[0]} rows"
+                    f"{self.place}: {name!r} has the shape {array.shape}, and {REWARDS!r} has {shape[0]} rows"
                 )
 
     def _is_step(self, name: str) -> bool:
@@ -386,14 +352,14 @@ class Reader:
         try:
             return schema_of(fields)
         except SchemaError as error:
-            raise FormatError(f"{self._path}: {error}") from None
+            raise FormatError(f"{self.place}: {error}") from None
 
     def _field(self, name: str) -> Field:
         array = self._arrays[name]
         try:
             return Field(() if name == REWARDS else array.shape[1:], array.dtype.newbyteorder("="))
         except SchemaError as error:
-            raise FormatError(f"{self._path}: {name!r}: {error}") from None
+            raise FormatError(f"{self.place}: {name!r}: {error}") from None
 
     def _find_columns(self) -> dict[str, str]:
         """Return the name of each leaf's array, by the leaf's path, such as ``{"obs": "observations"}``."""
@@ -402,12 +368,12 @@ class Reader:
             following = self._arrays.get(next_of(path))
             if following is not None and following.shape != self._arrays[columns[path]].shape:
                 raise FormatError(
-                    f"{self._path}: {next_of(path)!r} has the shape {following.shape}, and {columns[path]!r} has "
+                    f"{self.place}: {next_of(path)!r} has the shape {following.shape}, and {columns[path]!r} has "
                     f"{self._arrays[columns[path]].shape}"
                 )
             if following is not None and following.dtype.kind not in "biuf":
                 raise FormatError(
-                    f"{self._path}: {next_of(path)!r} has values of {following.dtype}, which are not numbers"
+                    f"{self.place}: {next_of(path)!r} has values of {following.dtype}, which are not numbers"
                 )
         return columns
 
@@ -428,7 +394,7 @@ class Reader:
         values = file[name][()] if is_one_number else np.empty(0)
         if not is_one_number or not ((values == 0) | (values == 1)).all():
             found = f"{array.dtype} of shape {array.shape}" if array else "a group"
-            raise FormatError(f"{self._path}: {name!r} must be one flag a step, 0 or 1, not {found}")
+            raise FormatError(f"{self.place}: {name!r} must be one flag a step, 0 or 1, not {found}")
         flags: Bools = values.reshape(self.steps) != 0
         return flags
 
@@ -463,7 +429,7 @@ class Reader:
         others = {name: array for name, array in others.items() if not is_part(name, CHUNKS_GROUP)}
         if (nbytes := sum(array.nbytes for array in others.values())) > _METADATA_BYTES:
             raise FormatError(
-                f"{self._path} has {nbytes} bytes of metadata, and a store's notes take at most {_METADATA_BYTES}; "
+                f"{self.place} has {nbytes} bytes of metadata, and a store's notes take at most {_METADATA_BYTES}; "
                 f"delete some of these arrays in a copy of the file: {', '.join(others)}"
             )
         return {name: self._as_json(name, file[name]) for name in others}
@@ -472,7 +438,7 @@ class Reader:
         if h5py.check_string_dtype(array.dtype) is not None:
             return _as_texts(np.asarray(array[()]).tolist())
         if array.dtype.kind not in NUMBERS:
-            raise FormatError(f"{self._path}: {name!r} is of {array.dtype}, which a store's notes cannot hold")
+            raise FormatError(f"{self.place}: {name!r} is of {array.dtype}, which a store's notes cannot hold")
         value = np.asarray(array[()])
         return {
             "dtype": value.dtype.str,

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.interop.exchange.choosing import Choice, Options, is_in
+from diskreplay.interop.exchange.choosing import Options, is_in
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     ENDS,
@@ -46,8 +46,8 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import foreign, read_npz
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.foreign import read_npz
+from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
@@ -109,22 +109,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    choice, folder = Choice(**options), Path(source).absolute()
-    with foreign(folder):
-        replay = _Replay(folder)
-        names = replay.paths(choice.named(ACTION) or [ACTION], choice.named(EXTRA))
-        leaves = replay.leaves(names)
-    data_set = Source(
-        NAME,
-        folder,
-        None,
-        len(replay.episodes),
-        sum(map(_steps, replay.episodes)),
-        lambda first, paths: (replay.read(parts, names, paths) for parts in replay.episodes[first:]),
-        leaves=leaves,
-        names=names,
-    )
-    return import_into(path, data_set, choice, progress)
+    return import_into(path, source, _Replay, options, progress)
 
 
 def export_dataset(
@@ -173,19 +158,28 @@ def export_dataset(
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class _Replay:
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise StoreNotFound(f"{folder} is not a folder with replays of Dreamer: there is no such folder")
-        files = sorted(file for file in folder.glob("*.npz") if not file.name.startswith("."))
+class _Replay(Source):
+    format = NAME
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        if not self.place.is_dir():
+            raise StoreNotFound(f"{self.place} is not a folder with replays of Dreamer: there is no such folder")
+        files = sorted(file for file in self.place.glob("*.npz") if not file.name.startswith("."))
         chains = _chains(files)
         self._takes_actions = any(_CHUNK.fullmatch(file.stem) for file in files)
         self._has_other_discounts = False
         self._open = lru_cache(2)(_arrays)
         found = [parts for chain in chains for parts in self._split(chain)]
-        self.episodes = sorted(found, key=lambda parts: (parts[0].file.name, parts[0].start))
-        if not self.episodes:
-            raise StoreNotFound(f"{folder} has no episodes of Dreamer: no .npz file with two rows or more")
+        self._parts = sorted(found, key=lambda parts: (parts[0].file.name, parts[0].start))
+        if not self._parts:
+            raise StoreNotFound(f"{self.place} has no episodes of Dreamer: no .npz file with two rows or more")
+        self.episodes, self.steps = len(self._parts), sum(map(_steps, self._parts))
+        first = self._parts[0][0].file
+        self.names = self._paths(self._open(first))
+        values = {path: self._open(first)[key] for path, key in self.names.items()}
+        values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
+        self.leaves = leaves_of(values, first)
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
         """Yield each episode of a chain of files as a list of parts, one part for each file.
@@ -213,12 +207,9 @@ class _Replay:
                     parts = []
         yield from _if_steps(parts)
 
-    def paths(self, actions: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
-        """Return the key of each leaf, by the leaf's path, such as ``{"obs/image": "image"}``.
-
-        ``actions`` and ``extra`` are the keys that the caller chose for actions and extra fields.
-        """
-        keys = self._open(self.episodes[0][0].file)
+    def _paths(self, keys: Collection[str]) -> dict[str, str]:
+        """Return the key of each leaf, by the leaf's path, such as ``{"obs/image": "image"}``."""
+        actions, extra = self.choice.named(ACTION) or [ACTION], self.choice.named(EXTRA)
         found = {REWARD: REWARD}
         for key in keys:
             if key not in extra and any(key == each or (each not in keys and is_in(key, each)) for each in actions):
@@ -235,14 +226,11 @@ class _Replay:
                 found[f"{OBS}/{key}"] = key
         return found
 
-    def leaves(self, names: Mapping[str, str]) -> dict[str, Field]:
-        file = self.episodes[0][0].file
-        values = {path: self._open(file)[key] for path, key in names.items()}
-        values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
-        return leaves_of(values, file)
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        names = {path: key for path, key in self.names.items() if path in wanted}
+        return (self._episode(parts, names) for parts in self._parts[first:])
 
-    def read(self, parts: Sequence[_Part], names: Mapping[str, str], wanted: Collection[str]) -> EpisodeData:
-        paths = {path: key for path, key in names.items() if path in wanted}
+    def _episode(self, parts: Sequence[_Part], paths: Mapping[str, str]) -> EpisodeData:
         rows, where = self._rows(parts, paths.values()), parts[0].file
         steps: Rows = {}
         for path, key in paths.items():

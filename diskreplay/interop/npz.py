@@ -18,7 +18,7 @@ extra fields.
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, Unpack, get_args
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from diskreplay import FormatError, SchemaError, Store, StoreNotFound
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.choosing import Choice, Options, check_option, is_in, lay_out
-from diskreplay.interop.exchange.description import Description
+from diskreplay.interop.exchange.choosing import Options, check_option, is_in, lay_out
+from diskreplay.interop.exchange.description import DescribedSource, describe, is_described
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     EXTRA,
@@ -45,8 +45,8 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_npz
-from diskreplay.interop.exchange.importing import Imported, Skipped, Source, import_into
+from diskreplay.interop.exchange.foreign import NUMBERS, read_npz
+from diskreplay.interop.exchange.importing import Given, Imported, Skipped, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
@@ -57,7 +57,6 @@ _T = TypeVar("_T")
 Ended = Literal["terminated", "truncated", "cut"]
 Rows = dict[str, NDArray[Any]]
 Ends = tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]
-Read = Callable[[int, Collection[str]], Iterator[EpisodeData]]
 _OWN = re.compile(r"episode-\d{8,}\.npz")
 _TERMINATED, _TRUNCATED, _NOTES = "terminated", "truncated", "notes"
 
@@ -115,33 +114,8 @@ def import_dataset(
         Something else is at ``path``.
     """
     check_option("ended", ended, get_args(Ended))
-    choice, folder = Choice(**options), Path(source).absolute()
-    if folder.is_dir() and (starts is not None or indices is not None):
-        raise SchemaError(
-            f"starts and indices are for one file with the rows of all episodes, and {folder} is a folder"
-        )
-    if folder.is_file() or _has_foreign_files(folder):
-        flags = _Flags(ended, terminated, truncated)
-        with foreign(folder):
-            is_file = folder.is_file()
-            arrays = _OneFile(folder, choice, starts, indices, flags) if is_file else _Files(folder, choice, flags)
-        return import_into(path, arrays.source(), choice, progress)
-    if terminated is not None or truncated is not None:
-        raise SchemaError(f"terminated and truncated are for files of other programs, and {folder} has none")
-    if not Description.is_in(folder):
-        _raise_not_found(folder)
-    with foreign(folder):
-        found = Description.read(folder, NAME)
-    made = Source(
-        NAME,
-        folder,
-        found.schema,
-        found.episodes,
-        found.steps,
-        lambda first, wanted: _read(folder, first, found.episodes, wanted),
-        found.metadata,
-    )
-    return import_into(path, made, choice, progress)
+    told = _Told(starts, indices, ended, terminated, truncated)
+    return import_into(path, source, partial(_open, told), options, progress)
 
 
 def export_dataset(
@@ -176,10 +150,13 @@ def export_dataset(
     return export_from(store_or_path, path, lambda *_: made, options, progress=progress, dry_run=dry_run)
 
 
-def _read(folder: Path, first: int, count: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-    names = {*wanted, _TERMINATED, _TRUNCATED, PRIORITY, _NOTES}
-    for number in range(first, count):
-        yield _episode(read_npz(folder / _file(number), names.__contains__))
+class _DataSet(DescribedSource):
+    format = NAME
+
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        names = {*wanted, _TERMINATED, _TRUNCATED, PRIORITY, _NOTES}
+        for number in range(first, self.episodes):
+            yield _episode(read_npz(self.place / _file(number), names.__contains__))
 
 
 def _episode(values: dict[str, NDArray[Any]]) -> EpisodeData:
@@ -205,7 +182,7 @@ def _write(plan: Plan, episodes: Iterable[EpisodeData]) -> None:
         if episode.notes is not None:
             values[_NOTES] = np.frombuffer(json.dumps(episode.notes).encode(), np.uint8)
         np.savez(plan.path / _file(number), **values)
-    Description.write(plan, NAME)
+    describe(plan, NAME)
 
 
 def _file(number: int) -> str:
@@ -228,7 +205,7 @@ _STARTS = "episode_starts"
 def _has_foreign_files(folder: Path) -> bool:
     """Tell whether a folder has NumPy files of other programs. Even an incomplete export is not such a folder."""
     files = sorted(folder.glob("*.npz")) if folder.is_dir() else []
-    return bool(files) and not Description.is_in(folder) and not any(_OWN.fullmatch(file.name) for file in files)
+    return bool(files) and not is_described(folder) and not any(_OWN.fullmatch(file.name) for file in files)
 
 
 def _raise_not_found(folder: Path) -> NoReturn:
@@ -240,17 +217,11 @@ def _raise_not_found(folder: Path) -> NoReturn:
     raise StoreNotFound(f"{folder} lacks {kind}{hint}")
 
 
-class _Flags(NamedTuple):
-    """The options that tell how episodes ended.
+class _Told(NamedTuple):
+    """The options of an import that describe the arrays; see `import_dataset`."""
 
-    Attributes
-    ----------
-    ended : str
-        How episodes ended if no array tells this.
-    terminated, truncated : str or None
-        The names of the arrays that tell how episodes ended. None: the usual names.
-    """
-
+    starts: str | None
+    indices: str | None
     ended: Ended
     terminated: str | None
     truncated: str | None
@@ -262,30 +233,42 @@ class _Flags(NamedTuple):
         return _LIMITS if self.truncated is None else (self.truncated,)
 
 
-class _Arrays:
-    """The arrays in files of other programs, with the meaning of each array.
+def _open(told: _Told, given: Given) -> Source:
+    folder = given.place
+    if folder.is_dir() and (told.starts is not None or told.indices is not None):
+        raise SchemaError(
+            f"starts and indices are for one file with the rows of all episodes, and {folder} is a folder"
+        )
+    if folder.is_file():
+        return _OneFile(given, told)
+    if _has_foreign_files(folder):
+        return _Files(given, told)
+    if told.terminated is not None or told.truncated is not None:
+        raise SchemaError(f"terminated and truncated are for files of other programs, and {folder} has none")
+    if not is_described(folder):
+        _raise_not_found(folder)
+    return _DataSet(given)
 
-    Attributes
-    ----------
-    names : dict of str to str
-        The path of each leaf of a step, and the name of its array, such as ``{"obs": "observations"}``.
-    """
 
-    def __init__(self, place: Path, choice: Choice, flags: _Flags) -> None:
-        self._place, self._choice, self._told = place, choice, flags
-        self._known = (*_AFTER, *flags.ends(), *flags.limits(), _STARTS)
-        self.names = dict[str, str]()
+class _Arrays(Source):
+    """The arrays in files of other programs, with the meaning of each array."""
+
+    format = NAME
+
+    def __init__(self, given: Given, told: _Told) -> None:
+        super().__init__(given)
+        self._told = told
+        self._known = (*_AFTER, *told.ends(), *told.limits(), _STARTS)
+        self._columns = dict[str, str]()  # the name of each array of steps by path, such as {"obs": "observations"}
         self._after: str | None = None
-        self.not_kept, self._left_out = list[str](), list[str]()
-        self.skipped = list[Skipped]()
 
     def _load(self, file: Path) -> Rows:
         """Return a file's arrays without those in the option ``skip``. Flags and next observations are always read."""
-        self._left_out = []
+        self.left_out = []
 
         def is_read(name: str) -> bool:
-            if self._choice.skips(name):
-                self._left_out.append(name)
+            if self.choice.skips(name):
+                self.left_out.append(name)
                 return name in self._known
             return True
 
@@ -293,26 +276,26 @@ class _Arrays:
 
     def _action_in(self, arrays: Arrays) -> str:
         """Return the name of the first array of actions. The length of this array is the number of steps."""
-        wanted = self._choice.named(ACTION) or [name for name, role in _ROLES.items() if role == ACTION]
+        wanted = self.choice.named(ACTION) or [name for name, role in _ROLES.items() if role == ACTION]
         found = [name for name, rows in arrays.items() if any(is_in(name, each) for each in wanted) and rows.ndim]
         if not found:
             names = {_ROLES.get(name, f"{EXTRA}/{name}"): name for name, rows in arrays.items() if rows.ndim}
-            leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self._place)
+            leaves = leaves_of({path: arrays[name] for path, name in names.items()}, self.place)
             # `lay_out` raises SchemaError if an option has a name that the file lacks. The message has the names in the
             # file.
-            lay_out(str(self._place), leaves, names, None, self._choice)
-            raise FormatError(f"{self._place} has no actions; it has {', '.join(arrays)}")
+            lay_out(str(self.place), leaves, names, None, self.choice)
+            raise FormatError(f"{self.place} has no actions; it has {', '.join(arrays)}")
         return found[0]
 
     def _sort(self, arrays: Arrays, count: int, episodes: int) -> dict[str, NDArray[Any]]:
-        """Add the arrays of steps to ``names``, and return the arrays of episode fields, by path.
+        """Add the arrays of steps to ``_columns``, and return the arrays of episode fields, by path.
 
         ``arrays`` have ``count`` steps of ``episodes`` episodes.
         """
         fields: dict[str, NDArray[Any]] = {}
         steps = list[str]()
         for name, rows in arrays.items():
-            if self._choice.skips(name):
+            if self.choice.skips(name):
                 continue
             if name in _AFTER:
                 self._after = name
@@ -328,7 +311,7 @@ class _Arrays:
         for name in steps:
             role, below = _ROLES.get(name.split("/")[0], EXTRA), name.partition("/")[2] or name
             is_below = role == EXTRA or "/" in name or (role == OBS and len(obs) > 1)
-            self.names[f"{role}/{name if role == EXTRA else below}" if is_below else role] = name
+            self._columns[f"{role}/{name if role == EXTRA else below}" if is_below else role] = name
         return fields
 
     def _flag(self, arrays: Arrays, names: Iterable[str], count: int) -> NDArray[np.bool_] | None:
@@ -336,15 +319,15 @@ class _Arrays:
         found = next((name for name in names if name in arrays), None)
         if found is None:
             return None
-        flags = as_flags(np.atleast_1d(arrays[found]), f"{self._place}: {found}", FormatError).reshape(-1)
+        flags = as_flags(np.atleast_1d(arrays[found]), f"{self.place}: {found}", FormatError).reshape(-1)
         if len(flags) not in (1, count):
-            raise FormatError(f"{self._place}: {found} has {len(flags)} rows and the actions have {count}")
+            raise FormatError(f"{self.place}: {found} has {len(flags)} rows and the actions have {count}")
         return flags if len(flags) == count else np.arange(count) == (count - 1 if flags[0] else -1)
 
     def _check_named(self, arrays: Arrays, *names: str | None) -> None:
         for name in (self._told.terminated, self._told.truncated, *names):
             if name is not None and name not in arrays:
-                raise SchemaError(f"{self._place} has no array {name!r}; it has {', '.join(arrays)}")
+                raise SchemaError(f"{self.place} has no array {name!r}; it has {', '.join(arrays)}")
 
     def _flags(self, arrays: Arrays, count: int) -> Ends:
         """Return two masks of steps: steps that terminated or were done, and steps that a limit truncated."""
@@ -363,7 +346,7 @@ class _Arrays:
         last, steps = part.stop - 1, dict[str, NDArray[Any]]()
         for path, name in names.items():
             if name not in arrays:
-                raise FormatError(f"{self._place} has no {name}, which the first episode has")
+                raise FormatError(f"{self.place} has no {name}, which the first episode has")
             rows = arrays[name]
             is_whole = is_obs(path) and len(rows) == count + 1 and part == slice(0, count)
             steps[path] = rows if is_whole else rows[part]
@@ -379,35 +362,25 @@ class _Arrays:
         truncated = limits is not None and bool(limits[last])
         return EpisodeData(steps, ends is not None and bool(ends[last]) and not truncated, truncated, fields)
 
-    def _source(self, lengths: Sequence[int], first: Arrays, fields: Arrays, read: Read) -> Source:
-        rows = {path: first[name] for path, name in self.names.items()}
+    def _describe(self, lengths: Sequence[int], first: Arrays, fields: Arrays) -> None:
+        rows = {path: first[name] for path, name in self._columns.items()}
         if REWARD in rows:
             rows[REWARD] = rows[REWARD].reshape(-1)
-        leaves = leaves_of({**rows, **fields}, self._place, "; leave out an array by skip= (--skip NAME)")
-        names = self.names | {path: path.removeprefix(f"{FIELDS}/") for path in fields}
-        return Source(
-            NAME,
-            self._place,
-            None,
-            len(lengths),
-            sum(lengths),
-            read,
-            not_kept=self.not_kept,
-            left_out=self._left_out,
-            leaves=leaves,
-            names=names,
-        )
+        self.leaves = leaves_of({**rows, **fields}, self.place, "; leave out an array by skip= (--skip NAME)")
+        self.names = self._columns | {path: path.removeprefix(f"{FIELDS}/") for path in fields}
+        self.episodes, self.steps = len(lengths), sum(lengths)
 
 
 class _OneFile(_Arrays):
-    def __init__(self, file: Path, choice: Choice, starts: str | None, indices: str | None, flags: _Flags) -> None:
-        super().__init__(file, choice, flags)
-        self._arrays = self._load(file)
+    def __init__(self, given: Given, told: _Told) -> None:
+        super().__init__(given, told)
+        self._arrays = self._load(self.place)
         self._rows = len(self._arrays[self._action_in(self._arrays)])
         self._ends = self._flags(self._arrays, self._rows)
-        self._bounds = self._find_bounds(starts, indices)
-        named = {name: rows for name, rows in self._arrays.items() if name not in (starts, indices)}
+        self._bounds = self._find_bounds(told.starts, told.indices)
+        named = {name: rows for name, rows in self._arrays.items() if name not in (told.starts, told.indices)}
         self._fields = self._sort(named, self._rows, len(self._bounds))
+        self._describe([part.stop - part.start for part in self._bounds], self._arrays, self._fields)
 
     def _find_bounds(self, starts: str | None, indices: str | None) -> list[slice]:
         self._check_named(self._arrays, starts, indices)
@@ -415,54 +388,51 @@ class _OneFile(_Arrays):
         if indices is not None:
             given = self._arrays[indices]
             if given.ndim != 1 or given.dtype.kind not in "iu" or not len(given) or (np.diff(given) <= 0).any():
-                raise FormatError(f"{self._place}: {indices} does not have increasing numbers of rows")
+                raise FormatError(f"{self.place}: {indices} does not have increasing numbers of rows")
             firsts = given if given[0] == 0 else np.concatenate([[0], given[:-1]])
             if given[0] != 0 and given[-1] != count:
-                raise FormatError(f"{self._place}: {indices} ends with {given[-1]}, and the actions have {count} rows")
+                raise FormatError(f"{self.place}: {indices} ends with {given[-1]}, and the actions have {count} rows")
         elif name is not None:
             firsts = np.flatnonzero(np.asarray(self._flag(self._arrays, [name], count)))
             if not len(firsts) or firsts[0] != 0:
-                raise FormatError(f"{self._place}: {name} is not true in the first row")
+                raise FormatError(f"{self.place}: {name} is not true in the first row")
         else:
             ends = [flags for flags in self._ends if flags is not None]
             if not ends:
                 raise SchemaError(
-                    f"{self._place} does not say where its episodes begin: name the array that does by starts= or "
+                    f"{self.place} does not say where its episodes begin: name the array that does by starts= or "
                     f"indices= (--option starts=NAME); it has {', '.join(self._arrays)}"
                 )
             firsts = np.concatenate([[0], np.flatnonzero(np.logical_or.reduce(ends)) + 1])
         bounds = [*firsts[firsts < count].tolist(), count]
         if bounds != sorted(set(bounds)):
-            raise FormatError(f"{self._place} has an episode without steps")
+            raise FormatError(f"{self.place} has an episode without steps")
         return list(map(slice, bounds[:-1], bounds[1:]))
 
-    def source(self) -> Source:
-        def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
-            for number, part in enumerate(self._bounds[first:], first):
-                fields = {path: rows[number] for path, rows in self._fields.items()}
-                yield self._episode(self.names, self._arrays, self._ends, part, self._rows, fields)
-
-        return self._source([part.stop - part.start for part in self._bounds], self._arrays, self._fields, read)
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        for number, part in enumerate(self._bounds[first:], first):
+            fields = {path: rows[number] for path, rows in self._fields.items()}
+            yield self._episode(self._columns, self._arrays, self._ends, part, self._rows, fields)
 
 
 class _Files(_Arrays):
-    def __init__(self, folder: Path, choice: Choice, flags: _Flags) -> None:
-        super().__init__(folder, choice, flags)
-        files = sorted(folder.glob("*.npz"))
+    def __init__(self, given: Given, told: _Told) -> None:
+        super().__init__(given, told)
+        files = sorted(self.place.glob("*.npz"))
         loaded = ((file, self._or_skip(self._load, file)) for file in files)
-        file, first = next((each for each in loaded if each[1] is not None), (folder, None))
+        file, first = next((each for each in loaded if each[1] is not None), (self.place, None))
         if first is None:
-            raise FormatError(f"{folder} has no file that can be read: {self.skipped[0].why}")
+            raise FormatError(f"{self.place} has no file that can be read: {self.skipped[0].why}")
         self._check_named(first)
         self._check_one_episode(file, first)
-        self._first = first
         self._action = self._action_in(first)
         self._fields = self._sort(first, len(first[self._action]), 1)
         self.skipped.clear()  # the next lines read all files again, and find the same unreadable files
         lengths = [self._or_skip(self._length, file) for file in files]
-        self._numbers = [number for number, length in enumerate(lengths) if length is not None]
-        self._files = [files[number] for number in self._numbers]
+        self.numbers = [number for number, length in enumerate(lengths) if length is not None]
+        self.files = [files[number].name for number in self.numbers]
         self._lengths = [length for length in lengths if length is not None]
+        self._describe(self._lengths, first, self._fields)
 
     def _or_skip(self, read: Callable[[Path], _T], file: Path) -> _T | None:
         """Return ``read(file)``; None if this call fails and ``on_error`` is "skip".
@@ -472,7 +442,7 @@ class _Files(_Arrays):
         try:
             return read(file)
         except (FormatError, SchemaError) as error:
-            if self._choice.on_error == "raise":
+            if self.choice.on_error == "raise":
                 advice = "skip= (--skip NAME) omits an array, and on_error='skip' (--on-error skip) omits such files"
                 raise type(error)(f"{error}; {advice}") from error
             self.skipped.append(Skipped(file.name, str(error)))
@@ -499,15 +469,12 @@ class _Files(_Arrays):
                     "A folder must have one episode in each file. Import each file by its own path and merge the stores"
                 )
 
-    def source(self) -> Source:
-        def read(first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-            names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields if path in wanted}
-            kept = {path: name for path, name in self.names.items() if path in wanted}
-            for file, count in zip(self._files[first:], self._lengths[first:], strict=True):
-                arrays = read_npz(file, {*kept.values(), *names.values(), *self._known}.__contains__)
-                self._check_one_episode(file, arrays)
-                fields = {path: arrays[name].reshape(self._fields[path].shape[1:]) for path, name in names.items()}
-                yield self._episode(kept, arrays, self._flags(arrays, count), slice(0, count), count, fields)
-
-        made = self._source(self._lengths, self._first, self._fields, read)
-        return replace(made, skipped=self.skipped, numbers=self._numbers, files=[file.name for file in self._files])
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        names = {path: path.removeprefix(f"{FIELDS}/") for path in self._fields if path in wanted}
+        kept = {path: name for path, name in self._columns.items() if path in wanted}
+        for name, count in zip(self.files[first:], self._lengths[first:], strict=True):
+            file = self.place / name
+            arrays = read_npz(file, {*kept.values(), *names.values(), *self._known}.__contains__)
+            self._check_one_episode(file, arrays)
+            fields = {path: arrays[each].reshape(self._fields[path].shape[1:]) for path, each in names.items()}
+            yield self._episode(kept, arrays, self._flags(arrays, count), slice(0, count), count, fields)

@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, Store
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.choosing import Choice, Options, check_option
-from diskreplay.interop.exchange.description import Description
+from diskreplay.interop.exchange.choosing import Options, check_option
+from diskreplay.interop.exchange.description import DescribedSource, describe
 from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeData, is_obs
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
-from diskreplay.interop.exchange.foreign import foreign, reading
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.foreign import reading
+from diskreplay.interop.exchange.importing import Imported, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.exchange.threads import read_ahead, write_behind
 from diskreplay.interop.step_values import as_flags
@@ -98,23 +98,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, open_source(source), Choice(**options), progress)
-
-
-def open_source(source: str | PathLike[str]) -> Source:
-    """Open a folder of Parquet files and return it as a `Source`; raises the same errors as `import_dataset`."""
-    folder = Path(source).absolute()
-    with foreign(folder):
-        found = Description.read(folder, NAME)
-    return Source(
-        NAME,
-        folder,
-        found.schema,
-        found.episodes,
-        found.steps,
-        lambda first, wanted: _read(folder, _Wanted(found.schema, wanted), first, found.episodes),
-        found.metadata,
-    )
+    return import_into(path, source, _DataSet, options, progress)
 
 
 def export_dataset(
@@ -170,7 +154,7 @@ def _write(compression: str, plan: Plan, episodes: Iterable[EpisodeData]) -> Non
             parquet.write_table(table, file, compression=compression, use_dictionary=False)
 
     write_behind(episodes, write_files, _FILE_BYTES)
-    Description.write(plan, NAME)
+    describe(plan, NAME)
 
 
 def _steps(schema: Schema, first: int, episodes: list[EpisodeData]) -> "Table":
@@ -250,19 +234,22 @@ def _files(folder: Path) -> list[Path]:
     return sorted((folder / _EPISODES).glob("[0-9]*.parquet"))
 
 
-def _read(folder: Path, wanted: _Wanted, first: int, total: int) -> Iterator[EpisodeData]:
-    files = _files(folder)  # the name of a file is the number of its first episode
-    starts = [int(file.stem) for file in files]
-    spans = [span for span in zip(files, starts, [*starts[1:], total], strict=True) if span[2] > first]
-    if not spans or spans[0][1] > first:
-        raise FormatError(f"{folder} has no file of episode {first}")
-    tables = read_ahead(partial(_tables, folder, file.name, wanted) for file, _, _ in spans)
-    for (file, start, stop), (steps, ends) in zip(spans, tables, strict=True):
-        if ends.num_rows > stop - start:
-            raise FormatError(f"{file} has {ends.num_rows} episodes, more than the expected {stop - start}")
-        yield from _episodes(folder / _STEPS / file.name, steps, ends, wanted, max(first - start, 0))
-        if ends.num_rows < stop - start:
-            raise FormatError(f"{folder} has no file of episode {start + ends.num_rows}")
+class _DataSet(DescribedSource):
+    format = NAME
+
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        kept, files = _Wanted(self.schema, wanted), _files(self.place)
+        starts = [int(file.stem) for file in files]  # the name of a file is the number of its first episode
+        spans = [span for span in zip(files, starts, [*starts[1:], self.episodes], strict=True) if span[2] > first]
+        if not spans or spans[0][1] > first:
+            raise FormatError(f"{self.place} has no file of episode {first}")
+        tables = read_ahead(partial(_tables, self.place, file.name, kept) for file, _, _ in spans)
+        for (file, start, stop), (steps, ends) in zip(spans, tables, strict=True):
+            if ends.num_rows > stop - start:
+                raise FormatError(f"{file} has {ends.num_rows} episodes, more than the expected {stop - start}")
+            yield from _episodes(self.place / _STEPS / file.name, steps, ends, kept, max(first - start, 0))
+            if ends.num_rows < stop - start:
+                raise FormatError(f"{self.place} has no file of episode {start + ends.num_rows}")
 
 
 def _tables(folder: Path, name: str, wanted: _Wanted) -> tuple["Table", "Table"]:

@@ -16,19 +16,16 @@ import json
 import math
 import os
 import re
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, MissingExtra, Schema, Store
-from diskreplay.interop.exchange.choosing import Choice, Options, is_in
+from diskreplay.interop.exchange.choosing import Options, is_in
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     ENDS,
@@ -48,8 +45,8 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import NUMBERS, check_memory, foreign
-from diskreplay.interop.exchange.importing import Imported, Skipped, Source, import_into
+from diskreplay.interop.exchange.foreign import NUMBERS, check_memory
+from diskreplay.interop.exchange.importing import Given, Imported, Skipped, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
@@ -136,29 +133,7 @@ def import_dataset(
     UserWarning
         The file has no observations, and its states become the observations.
     """
-    choice, file = Choice(**options), Path(source).absolute()
-    with ExitStack() as opened:
-        with foreign(file):
-            check_is_file(file)
-            demos = _Demos(file, opened.enter_context(h5py.File(file, "r")), choice)
-        if demos.has_states_alone:
-            warnings.warn(f"{file} has no obs: its states are the observations of the store", stacklevel=2)
-        made = Source(
-            NAME,
-            file,
-            None,
-            len(demos.keys),
-            sum(demos.lengths),
-            demos.read,
-            demos.metadata,
-            leaves=demos.leaves,
-            names=demos.names,
-            left_out=demos.left_out,
-            not_kept=list(demos.not_kept),
-            skipped=demos.skipped,
-            numbers=[int(key.removeprefix("demo_")) for key in demos.keys],
-        )
-        return import_into(path, made, choice, progress)
+    return import_into(path, source, _Demos, options, progress)
 
 
 def export_dataset(
@@ -222,60 +197,54 @@ class _Array(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class _Demos:
-    """The demonstrations of a file.
+class _Demos(Source):
+    """The demonstrations of a file."""
 
-    Attributes
-    ----------
-    keys : list of str
-        The names of the groups with the demonstrations, in the order of the numbers in these names.
-    lengths : list of int
-        The number of steps of each demonstration.
-    leaves, names, metadata, left_out, skipped
-        The arguments of `Source` with these names.
-    not_kept : dict of str to None
-        The names of data that become neither a leaf nor a note.
-    has_states_alone : bool
-        Whether states become the observations because the file has no observations.
-    """
+    format = NAME
 
-    def __init__(self, file: Path, opened: h5py.File, choice: Choice) -> None:
-        self._file, self._choice = file, choice
-        self._arrays = _arrays_of_demos(check_hdf5(file))
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        check_is_file(self.place)
+        opened = given.opened.enter_context(h5py.File(self.place, "r"))
+        self._arrays = _arrays_of_demos(check_hdf5(self.place))
         data = self._data = opened.get(_DATA)
         keys = self._find_keys(data)
-        self.not_kept = dict.fromkeys(f"{_DATA}/{key}" for key in data if key not in keys)
-        self.skipped = list[Skipped]()
+        self._others = dict.fromkeys(f"{_DATA}/{key}" for key in data if key not in keys)  # {name: None}, in order
         self._counts = dict[str, int]()
         listed = {key: names for key in keys if (names := self._names_or_none(data, key)) is not None}
         self._arrays.clear()
         if not listed:
-            raise FormatError(f"{file} has no demonstration that can be read: {self.skipped[0].why}")
-        self.keys, self.lengths = list(listed), list(self._counts.values())
+            raise FormatError(f"{self.place} has no demonstration that can be read: {self.skipped[0].why}")
+        self._keys = list(listed)
+        self.numbers = [int(key.removeprefix("demo_")) for key in listed]
+        self.episodes, self.steps = len(listed), sum(self._counts.values())
         self._masks = self._read_masks(opened)
         self.metadata = self._read_metadata(data)
-        first, names = member(data.id, self.keys[0]), listed[self.keys[0]]
+        first, names = member(data.id, self._keys[0]), listed[self._keys[0]]
         self._obs_states = self._find_states(names)
+        if self._has_states_alone:
+            self.warning = f"{self.place} has no obs: its states are the observations of the store"
         self.names = self._find_names(names, first)
-        rows, fields, attributes = self._steps(self.keys[0], first, self.names), dict[str, Any](), dict[str, None]()
+        rows, fields, attributes = self._steps(self._keys[0], first, self.names), dict[str, Any](), dict[str, None]()
         for key, arrays in listed.items():
             demo = member(data.id, key)
-            given = attribute_names(demo)
-            new = [name for name in given if name not in _COUNTS and f"{FIELDS}/{name}" not in fields]
+            found = attribute_names(demo)
+            new = [name for name in found if name not in _COUNTS and f"{FIELDS}/{name}" not in fields]
             fields = self._fields(key, demo, {name: read_attribute(demo, name) for name in new}) | fields
-            attributes |= dict.fromkeys(given)
-            self.not_kept |= dict.fromkeys(name for name in arrays if name not in names)
+            attributes |= dict.fromkeys(found)
+            self._others |= dict.fromkeys(name for name in arrays if name not in names)
         every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
-        self.left_out = [name for name in every if choice.skips(name)]
+        self.not_kept = list(self._others)
+        self.left_out = [name for name in every if self.choice.skips(name)]
         self.names |= {path: path.removeprefix(f"{FIELDS}/") for path in fields}
-        self._kept = {self.keys[0]: rows}
+        self._kept = {self._keys[0]: rows}
         own = {path: values[:0] for path, values in rows.items()}
-        self.leaves = leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, file)
+        self.leaves = leaves_of({**own, **{path: np.asarray(v)[None] for path, v in fields.items()}}, self.place)
 
     def _find_keys(self, data: Any) -> list[str]:
         keys = [key for key in data if _DEMO.fullmatch(key)] if isinstance(data, h5py.Group) else []
         if not keys:
-            raise FormatError(f"{self._file} has no demonstrations: there is no group data/demo_0")
+            raise FormatError(f"{self.place} has no demonstrations: there is no group data/demo_0")
         return sorted(keys, key=lambda key: int(key.removeprefix("demo_")))
 
     def _find_states(self, names: Sequence[str]) -> list[str]:
@@ -285,11 +254,11 @@ class _Demos:
         Isaac Lab, the option ``obs`` selects states. In all other cases, no state becomes an observation.
         """
         states = [name for name in names if is_part(name, _STATES)]
-        has_obs = any(is_part(name, OBS) for name in names) or self._choice.obs is not None
+        has_obs = any(is_part(name, OBS) for name in names) or self.choice.obs is not None
         self._is_isaac = any(is_part(name, _INITIAL) for name in names)
-        self.has_states_alone = bool(states) and not has_obs
-        wanted = [name for name in states if any(is_in(name, each) for each in self._choice.named(OBS))]
-        return states if self.has_states_alone else wanted if self._is_isaac else []
+        self._has_states_alone = bool(states) and not has_obs
+        wanted = [name for name in states if any(is_in(name, each) for each in self.choice.named(OBS))]
+        return states if self._has_states_alone else wanted if self._is_isaac else []
 
     def _names_or_none(self, data: h5py.Group, key: str) -> list[str] | None:
         """Count a demonstration's steps and return the names of its arrays; return None if it is skipped."""
@@ -298,24 +267,24 @@ class _Demos:
             if shapes is None:
                 demo = data.get(key)
                 if not isinstance(demo, h5py.Group):
-                    raise FormatError(f"{self._file}: {_DATA}/{key} is not a group of arrays")
+                    raise FormatError(f"{self.place}: {_DATA}/{key} is not a group of arrays")
                 shapes = _datasets(demo.id)
             self._counts[key] = self._length(data, key, shapes)
             return list(shapes)
         except FormatError as error:
-            if self._choice.on_error == "raise":
+            if self.choice.on_error == "raise":
                 raise
             self.skipped.append(Skipped(f"episode {key.removeprefix('demo_')}", str(error)))
             return None
 
     def _read_metadata(self, data: h5py.Group) -> dict[str, Json]:
-        """Return the attributes of ``data`` that a note can hold. Add all other attributes to ``not_kept``."""
+        """Return the attributes of ``data`` that a note can hold. Add all other attributes to ``_others``."""
         found = dict[str, Json]()
         for name, value in data.attrs.items():
             try:
                 json.dumps(noted := _json(value), allow_nan=False)
             except (TypeError, ValueError):
-                self.not_kept[name] = None
+                self._others[name] = None
             else:
                 found |= {} if name in _COUNTS else {name: noted}
         return found
@@ -325,7 +294,7 @@ class _Demos:
         if not shape or shape[0] < 1:
             demo = data[key]
             raise FormatError(
-                f"{self._file}: {demo.name} has no actions, but {demo.get(_ACTIONS)!r:.80}; on_error='skip' leaves "
+                f"{self.place}: {demo.name} has no actions, but {demo.get(_ACTIONS)!r:.80}; on_error='skip' leaves "
                 "it out"
             )
         return shape[0]
@@ -340,7 +309,7 @@ class _Demos:
             if all(isinstance(name, str) and _DEMO.fullmatch(name) for name in names):
                 found[key] = names
             else:
-                self.not_kept[f"{_MASK}/{key}"] = None
+                self._others[f"{_MASK}/{key}"] = None
         return found
 
     def _find_names(self, names: list[str], first: h5py.h5g.GroupID) -> dict[str, str]:
@@ -348,12 +317,12 @@ class _Demos:
         found = dict[str, str]()
         for name in names:
             part, _, below = name.partition("/")
-            if part in (_DONES, _NEXT, _INITIAL) or self._choice.skips(name):
+            if part in (_DONES, _NEXT, _INITIAL) or self.choice.skips(name):
                 continue
             if member(first, name).dtype.kind not in NUMBERS:
-                self.not_kept[name] = None
+                self._others[name] = None
             elif name in self._obs_states:
-                above = OBS if self.has_states_alone else f"{OBS}/{_STATES}"
+                above = OBS if self._has_states_alone else f"{OBS}/{_STATES}"
                 found[f"{above}/{below}" if below else above] = name
             elif part in _PARTS:
                 found[f"{_PARTS[part]}/{below}" if below else _PARTS[part]] = name
@@ -365,7 +334,7 @@ class _Demos:
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         names = {path: name for path, name in self.names.items() if path in wanted}
-        for key in self.keys[first:]:
+        for key in self._keys[first:]:
             yield self._episode(key, member(self._data.id, key), names)
 
     def _episode(self, key: str, demo: h5py.h5g.GroupID, names: Mapping[str, str]) -> EpisodeData:
@@ -373,11 +342,11 @@ class _Demos:
         wanted = {path: name for path, name in names.items() if not is_part(path, FIELDS)}
         steps = self._steps(key, demo, wanted) if kept is None else {path: kept[path] for path in wanted}
         is_done = False
-        if not self._choice.skips(_DONES) and (dones := _find(demo, _DONES)) is not None:
+        if not self.choice.skips(_DONES) and (dones := _find(demo, _DONES)) is not None:
             flags = self._rows(key, self._checked(key, _DONES, dones))
-            is_done = bool(as_flags(flags, f"{self._file}: {key}/{_DONES}", FormatError)[-1])
+            is_done = bool(as_flags(flags, f"{self.place}: {key}/{_DONES}", FormatError)[-1])
         attrs = {name: read_attribute(demo, name) for name in attribute_names(demo)}
-        texts = {name: _json(value) for name, value in attrs.items() if not self._choice.skips(name)}
+        texts = {name: _json(value) for name, value in attrs.items() if not self.choice.skips(name)}
         texts = {name: text for name, text in texts.items() if isinstance(text, str)}
         return EpisodeData(steps, is_done, not is_done, self._fields(key, demo, attrs), notes=texts or None)
 
@@ -385,10 +354,10 @@ class _Demos:
         """Return a demonstration's arrays by path, with the observation after the last step if it is in the file."""
         count, found = self._counts[key], Rows()
         arrays = {path: self._checked(key, name, _find(demo, name)) for path, name in names.items()}
-        check_memory(sum(array.nbytes for array in arrays.values()), f"{self._file}: {_DATA}/{key}")
+        check_memory(sum(array.nbytes for array in arrays.values()), f"{self.place}: {_DATA}/{key}")
         obs = [path for path in arrays if is_obs(path)]
         following = {path: names[path].replace(OBS, _NEXT, 1) for path in obs if is_part(names[path], OBS)}
-        after = {path: _find(demo, name) for path, name in following.items() if not self._choice.skips(name)}
+        after = {path: _find(demo, name) for path, name in following.items() if not self.choice.skips(name)}
         has_final = len(after) == len(following) and all(array is not None for array in after.values())
         for path, array in arrays.items():
             found[path] = self._rows(key, array, has_final and path in following)
@@ -410,24 +379,24 @@ class _Demos:
         pair = rows[:-1], obs[1:-1]
         if not np.array_equal(*pair) and not np.array_equal(*pair, equal_nan=rows.dtype.kind == "f"):
             raise FormatError(
-                f"{self._file}: {_DATA}/{key}/{following.name} differs from the observations one row later; "
+                f"{self.place}: {_DATA}/{key}/{following.name} differs from the observations one row later; "
                 f"skip='{_NEXT}' leaves out {_NEXT}"
             )
         obs[-1:] = rows[-1:].astype(obs.dtype)
 
     def _checked(self, key: str, name: str, item: Any) -> "_Array":
         if not isinstance(item, h5py.h5d.DatasetID):
-            raise FormatError(f"{self._file}: {_DATA}/{key} has no {name}, which {self.keys[0]} has")
+            raise FormatError(f"{self.place}: {_DATA}/{key} has no {name}, which {self._keys[0]} has")
         dtype = item.dtype
         if dtype.kind not in NUMBERS:
-            raise FormatError(f"{self._file}: {_DATA}/{key}/{name} has values of {dtype}, which are not numbers")
+            raise FormatError(f"{self.place}: {_DATA}/{key}/{name} has values of {dtype}, which are not numbers")
         return _Array(name, item, item.shape or (), dtype)
 
     def _rows(self, key: str, array: "_Array", has_final: bool = False) -> NDArray[Any]:
         """Return the rows of an array, followed by one uninitialized row if ``has_final``."""
         count, shape = self._counts[key], array.shape
         if shape[:1] != (count,):
-            raise FormatError(f"{self._file}: {_DATA}/{key}/{array.name} has the shape {shape} and {count} actions")
+            raise FormatError(f"{self.place}: {_DATA}/{key}/{array.name} has the shape {shape} and {count} actions")
         rows = np.empty((count + has_final, *shape[1:]), array.dtype)
         read_into(array.item, rows[:count])
         return rows
@@ -437,12 +406,12 @@ class _Demos:
         for name, value in attrs.items():
             if name not in _COUNTS and np.asarray(value).dtype.kind in NUMBERS:
                 found[f"{FIELDS}/{name}"] = np.asarray(value)
-        if self._is_isaac and not self.has_states_alone:
+        if self._is_isaac and not self._has_states_alone:
             group = _find(demo, _INITIAL)
             inside = [*_datasets(group)] if isinstance(group, h5py.h5g.GroupID) else [] if group is None else [""]
             for name in (f"{_INITIAL}/{each}".rstrip("/") for each in inside):
                 found[f"{FIELDS}/{name}"] = np.asarray(read_array(_find(demo, name)))[0]
-        return {path: value for path, value in found.items() if not self._choice.skips(path.removeprefix("episode/"))}
+        return {path: value for path, value in found.items() if not self.choice.skips(path.removeprefix("episode/"))}
 
 
 def _find(demo: h5py.h5g.GroupID, name: str) -> Any:

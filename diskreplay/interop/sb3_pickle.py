@@ -20,7 +20,7 @@ cut becomes truncated. But if the last episode of an environment was cut, it sta
 
 import pickle
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.interop.exchange.choosing import Choice, Options, check_option
+from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     ENDS,
@@ -47,8 +47,7 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import space_of
-from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, rows_at, with_final
 from diskreplay.interop.exchange.progress import Progress
@@ -136,22 +135,7 @@ def import_dataset(
     MissingExtra
         gymnasium is not installed.
     """
-    choice, file = Choice(**options), Path(source).absolute()
-    with foreign(file):
-        buffer = _Buffer(file)
-        found = pieces(buffer.ended)
-    data_set = Source(
-        NAME,
-        file,
-        buffer.schema,
-        len(found),
-        sum(map(len, found)),
-        lambda first, wanted: (buffer.episode(piece, wanted) for piece in found[first:]),
-        buffer.settings,
-        cut=buffer.cut,
-        names=buffer.names,
-    )
-    return import_into(path, data_set, choice, progress)
+    return import_into(path, source, _Buffer, options, progress)
 
 
 def export_dataset(
@@ -215,44 +199,46 @@ def export_dataset(
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class _Buffer:
+class _Buffer(Source):
     """A pickled buffer: its steps by environment, oldest first.
 
-    Attributes
-    ----------
-    ended : array of bool
-        ``(T, n_envs)``: true at each step that ends an episode.
-    settings : dict
-        The name of the buffer's class, and arguments of this class.
-    cut : int
-        Argument of `Source`.
+    ``metadata`` has the name of the buffer's class, and arguments of this class.
     """
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        record = _record(file)
+    format = NAME
+    schema: Schema
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        record = _record(self.place)
         self._attributes = record.attributes
         try:
             kept = array(self._get("actions"), "actions").dtype
             self.schema = _schema(self._get("observation_space"), self._get("action_space"), kept)
-            self._read_steps()
+            ended = self._read_steps()
         except (ValueError, TypeError, KeyError, IndexError) as error:
             if isinstance(error, SchemaError):
                 raise
-            raise FormatError(f"{file} is damaged: {error}") from None
-        self.settings: dict[str, Json] = {"class": record.class_name.rpartition(".")[2], "n_envs": self.ended.shape[1]}
+            raise FormatError(f"{self.place} is damaged: {error}") from None
+        self._pieces = pieces(ended)
+        self.episodes, self.steps = len(self._pieces), sum(map(len, self._pieces))
+        obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
+        self.leaves, self.names = self.schema.leaves, {**obs, ACTION: "actions", REWARD: "rewards"}
+        settings: dict[str, Json] = {"class": record.class_name.rpartition(".")[2], "n_envs": ended.shape[1]}
         for name in _SETTINGS:
             if isinstance(value := self._attributes.get(name), (bool, int, float)):
-                self.settings[name] = value
+                settings[name] = value
         if isinstance(strategy := self._attributes.get(_STRATEGY), Record) and strategy.args:
-            self.settings[_STRATEGY] = int(strategy.args[0])
+            settings[_STRATEGY] = int(strategy.args[0])
+        self.metadata = settings
 
     def _get(self, name: str) -> Any:
         if name not in self._attributes:
             raise FormatError(f"it has no {name}")
         return self._attributes[name]
 
-    def _read_steps(self) -> None:
+    def _read_steps(self) -> NDArray[np.bool_]:
+        """Return a mask of the steps that end an episode, ``(T, n_envs)``."""
         dones = as_flags(array(self._get("dones"), "dones"), "dones", FormatError)
         timeouts = np.zeros_like(dones)  # old versions of Stable-Baselines3 have no timeouts
         if "timeouts" in self._attributes:
@@ -273,10 +259,11 @@ class _Buffer:
         self._order, self._newest = order, len(order) - 1
         newest_last = rows_at(order)
         self._terminated, self._truncated = (dones & ~timeouts)[newest_last], timeouts[newest_last]
-        self.cut, self.ended = 0, self._terminated | self._truncated
+        ended: NDArray[np.bool_] = self._terminated | self._truncated
         if self._next_obs is not None:
-            broken = breaks(list(self._obs.values()), list(self._next_obs.values()), order) & ~self.ended
-            self.cut, self.ended = int(np.count_nonzero(broken)), self.ended | broken
+            broken = breaks(list(self._obs.values()), list(self._next_obs.values()), order) & ~ended
+            self.cut, ended = int(np.count_nonzero(broken)), ended | broken
+        return ended
 
     def _leaves(self, name: str, part: str, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         value = self._get(name)
@@ -289,19 +276,16 @@ class _Buffer:
             raise FormatError(f"{name} are {', '.join(found)}, and the space has {', '.join(fields)}")
         return {path: leaf.reshape(*shape, *fields[path].shape) for path, leaf in found.items()}
 
-    @property
-    def names(self) -> dict[str, str]:
-        """The array of each leaf: {path: name}. An array in a dict has a name such as "observations/KEY"."""
-        obs = {path: f"observations{path.removeprefix(OBS)}" for path in self.schema.leaves if is_obs(path)}
-        return {**obs, ACTION: "actions", REWARD: "rewards"}
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        return (self._episode(piece, wanted) for piece in self._pieces[first:])
 
-    def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
+    def _episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         newest = self._order[last : piece.stop]
         obs = {path: leaf[rows, lane] for path, leaf in self._obs.items() if path in wanted}
         if self._next_obs is not None:
             final = {path: self._next_obs[path][newest, lane] for path in obs}
-            obs = {path: with_final(leaf, final[path], f"{self._file}: next {path}") for path, leaf in obs.items()}
+            obs = {path: with_final(leaf, final[path], f"{self.place}: next {path}") for path, leaf in obs.items()}
         elif last == self._newest:
             after = (newest + 1) % len(self._steps[REWARD])
             obs = {path: np.concatenate([leaf, self._obs[path][after, lane]]) for path, leaf in obs.items()}

@@ -27,7 +27,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
+from diskreplay import FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
@@ -45,8 +45,8 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import check_memory, foreign, read_document, reading
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.foreign import check_memory, read_document, reading
+from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, rows_at, with_final
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
@@ -112,23 +112,7 @@ def import_dataset(
     StoreExists
         ``path`` exists, and is not an import of this data set.
     """
-    choice, folder = Choice(**options), Path(source).absolute()
-    with foreign(folder):
-        data = _Transitions(folder, choice)
-        leaves = data.leaves()
-    data_set = Source(
-        NAME,
-        folder,
-        None,
-        len(data.pieces),
-        sum(map(len, data.pieces)),
-        lambda first, paths: (data.episode(piece, paths) for piece in data.pieces[first:]),
-        cut=data.cut,
-        leaves=leaves,
-        names=data.names,
-        left_out=data.left_out,
-    )
-    return import_into(path, data_set, choice, progress)
+    return import_into(path, source, _Transitions, options, progress)
 
 
 def export_dataset(
@@ -184,22 +168,16 @@ def export_dataset(
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class _Transitions:
-    """The transitions in a folder of TorchRL, divided into episodes.
+class _Transitions(Source):
+    """The transitions in a folder of TorchRL, divided into episodes."""
 
-    Attributes
-    ----------
-    pieces : list of Piece
-        The episodes in the order of their start.
-    names, left_out, cut
-        Arguments of `Source`.
-    """
+    format = NAME
 
-    def __init__(self, folder: Path, choice: Choice) -> None:
-        self._folder = folder
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        folder = self.place
         root = folder / _STORAGE if (folder / _STORAGE / _META).exists() else folder
-        self.left_out = list[str]()
-        shape, leaves = _tensordict(root, folder, choice, self.left_out)
+        shape, leaves = _tensordict(root, folder, self.choice, self.left_out)
         if not shape:
             raise FormatError(f"{folder} has a tensordict without rows")
         rows, lanes = shape[0], math.prod(shape[1:])
@@ -207,8 +185,12 @@ class _Transitions:
         self._order = _order(folder, root, rows, lanes)
         self._leaves = {key: _by_lane(key, leaf, shape, lanes) for key, leaf in leaves.items()}
         self._flags = self._read_flags(rows, lanes)
-        self.names = self._find_names(None if choice.obs is None else choice.named(OBS))
-        self._split(lanes)
+        self.names = self._find_names(None if self.choice.obs is None else self.choice.named(OBS))
+        self._pieces = self._split(lanes)
+        self.episodes, self.steps = len(self._pieces), sum(map(len, self._pieces))
+        values = {path: self._leaves[key][:0, 0] for path, key in self.names.items()}
+        values[REWARD] = values[REWARD].reshape(0)
+        self.leaves = leaves_of(values, folder, "; skip leaves keys out")
 
     def _next(self, key: str) -> NDArray[Any] | None:
         return self._leaves.get(f"{_NEXT}/{key}")
@@ -216,15 +198,15 @@ class _Transitions:
     def _read_flags(self, rows: int, lanes: int) -> dict[str, NDArray[np.bool_]]:
         found = {name: flag for name in _FLAGS if (flag := self._next(name)) is not None}
         if self._next(REWARD) is None or not found:
-            raise FormatError(f"{self._folder} has no transitions: no reward and done below {_NEXT!r}")
+            raise FormatError(f"{self.place} has no transitions: no reward and done below {_NEXT!r}")
         for name in (REWARD, *found):
             leaf = self._leaves[f"{_NEXT}/{name}"]
             if leaf.size != rows * lanes:
                 raise FormatError(
-                    f"{self._folder}: {_NEXT!r} has {name} of shape {leaf.shape[2:]} in each row, so rows are not the "
+                    f"{self.place}: {_NEXT!r} has {name} of shape {leaf.shape[2:]} in each row, so rows are not the "
                     "steps of one agent; store one step in each row"
                 )
-        what = f"{self._folder}: {_NEXT}/"
+        what = f"{self.place}: {_NEXT}/"
         flags = {n: as_flags(leaf, what + n, FormatError).reshape(rows, lanes) for n, leaf in found.items()}
         done = flags.get(_DONE, np.zeros((rows, lanes), np.bool_))
         truncated = flags.get(_TRUNCATED, done & ~flags[_TERMINATED] if _TERMINATED in flags else done & False)
@@ -247,13 +229,16 @@ class _Transitions:
         chosen = seen if obs is None else [key for key in keys if any(_is_at(key, name) for name in obs)]
         if not chosen or any(key not in seen for key in chosen):
             raise FormatError(
-                f"{self._folder} has no observations {', '.join(obs) if obs else ''} both at its root and below "
+                f"{self.place} has no observations {', '.join(obs) if obs else ''} both at its root and below "
                 f"{_NEXT!r}; it has {', '.join(self._leaves)}"
             )
         return chosen
 
-    def _split(self, lanes: int) -> None:
-        """Divide the rows into episodes. If there are trajectory ids, order the rows by these ids in one lane."""
+    def _split(self, lanes: int) -> list[Piece]:
+        """Return the episodes in the order of their start.
+
+        If there are trajectory ids, the rows are ordered by these ids in one lane.
+        """
         trajectories = self._leaves.get(_TRAJECTORY)
         if trajectories is not None and trajectories.ndim == 2:
             flat = (self._order[:, None] * lanes + np.arange(lanes)).reshape(-1)
@@ -273,16 +258,13 @@ class _Transitions:
         self.cut = int(np.count_nonzero(broken))
         ended |= broken
         if ids is None:
-            self.pieces = pieces(ended)
-            return
-        self.pieces = sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
+            return pieces(ended)
+        return sorted(pieces(ended), key=lambda piece: int(by_trajectory[piece.start]))
 
-    def leaves(self) -> dict[str, Field]:
-        values = {path: self._leaves[key][:0, 0] for path, key in self.names.items()}
-        values[REWARD] = values[REWARD].reshape(0)
-        return leaves_of(values, self._folder, "; skip leaves keys out")
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        return (self._episode(piece, wanted) for piece in self._pieces[first:])
 
-    def episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
+    def _episode(self, piece: Piece, wanted: Collection[str]) -> EpisodeData:
         rows, lane, last = rows_at(self._order[piece.start : piece.stop]), piece.lane, piece.stop - 1
         steps: Leaves = {}
         for path, key in self.names.items():
@@ -291,7 +273,7 @@ class _Transitions:
             steps[path] = self._leaves[key][rows, lane]
             if is_obs(path):
                 final = self._leaves[f"{_NEXT}/{key}"][self._order[last : piece.stop], lane]
-                steps[path] = with_final(steps[path], final, f"{self._folder}: {_NEXT}/{key}")
+                steps[path] = with_final(steps[path], final, f"{self.place}: {_NEXT}/{key}")
         if REWARD in steps:
             steps[REWARD] = steps[REWARD].reshape(len(piece))
         terminated, truncated = (bool(self._flags[name][last, lane]) for name in (_TERMINATED, _TRUNCATED))

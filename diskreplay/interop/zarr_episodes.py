@@ -28,7 +28,7 @@ from zarr.codecs import BloscCodec
 from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
-from diskreplay.interop.exchange.choosing import Choice, Options, check_option
+from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     FIELDS,
@@ -43,8 +43,8 @@ from diskreplay.interop.exchange.episode_data import (
 )
 from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import check_claim, check_memory, foreign, reading
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.foreign import check_claim, check_memory, reading
+from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
 
@@ -103,27 +103,7 @@ def import_dataset(
         ``path`` exists, and is not an import of this data set.
     """
     check_option("ended", ended, get_args(Ended))
-    choice, file = Choice(**options), Path(source).absolute()
-    with ExitStack() as opened:
-        with foreign(file) as stored:
-            root = opened.enter_context(_opened(file, stored))
-            data = _DataSet(file, root, choice, ended)
-        steps = sum(stop - start for start, stop in data.bounds)
-        count, names = len(data.bounds), data.names
-        data_set = Source(
-            NAME,
-            file,
-            data.schema,
-            count,
-            steps,
-            data.read,
-            data.metadata,
-            leaves=data.leaves,
-            names=names,
-            left_out=data.left_out,
-            not_kept=data.not_kept,
-        )
-        return import_into(path, data_set, choice, progress)
+    return import_into(path, source, partial(_DataSet, ended), options, progress)
 
 
 def export_dataset(
@@ -270,30 +250,25 @@ def _layout(file: Path, document: Json) -> _Layout | None:
         raise FormatError(f"{file}: its attribute {_ATTRIBUTE!r} cannot be used: {error}") from None
 
 
-class _DataSet:
-    """An open data set.
+class _DataSet(Source):
+    """An open data set. ``schema`` is None if the data set does not have the attribute ``diskreplay``."""
 
-    Attributes
-    ----------
-    schema : Schema or None
-        The schema in the attribute ``diskreplay``; None if the data set does not have this attribute.
-    bounds : list of (int, int)
-        The first row of each episode, and the row after the episode's last row.
-    leaves, names, left_out, not_kept, metadata
-        The arguments of `Source` with these names.
-    """
+    format = NAME
 
-    def __init__(self, file: Path, root: _Group, choice: Choice, ended: Ended) -> None:
-        self._file, self._root, self._ended = file, root, ended
+    def __init__(self, ended: Ended, given: Given) -> None:
+        super().__init__(given)
+        self._root = root = given.opened.enter_context(_opened(self.place, self.stored))
+        self._ended = ended
         stops = self._read_stops()
         self._rows = int(stops[-1]) if len(stops) else 0
         starts = np.concatenate([np.zeros(min(1, len(stops)), stops.dtype), stops[:-1]])
         self._numbers = np.flatnonzero(starts < stops).tolist()
-        self.bounds = list(zip(*(ends[self._numbers].tolist() for ends in (starts, stops)), strict=True))
-        self._layout = _layout(file, root.attributes.get(_ATTRIBUTE))
+        self._bounds = list(zip(*(ends[self._numbers].tolist() for ends in (starts, stops)), strict=True))
+        self.episodes, self.steps = len(self._bounds), sum(stop - start for start, stop in self._bounds)
+        self._layout = _layout(self.place, root.attributes.get(_ATTRIBUTE))
         arrays = self._found()
-        found = {path: name for path, name in arrays.items() if not choice.skips(name)}
-        self.left_out = [name for name in arrays.values() if choice.skips(name)]
+        found = {path: name for path, name in arrays.items() if not self.choice.skips(name)}
+        self.left_out = [name for name in arrays.values() if self.choice.skips(name)]
         self._columns = {path: self._column(f"data/{name}", path, self._rows) for path, name in found.items()}
         longest = max(map(len, self._columns.values()), default=0)
         self.not_kept = [f"rows {self._rows} to {longest}, after the last episode"] if longest > self._rows else []
@@ -307,11 +282,11 @@ class _DataSet:
     def _read_stops(self) -> NDArray[np.integer[Any]]:
         """Return, for each episode, the number of the row after the episode's last row."""
         counts = self._root.array("meta/episode_ends")
-        check_claim(counts.size * counts.dtype.itemsize, self._root.stored, f"{self._file}: meta/episode_ends")
+        check_claim(counts.size * counts.dtype.itemsize, self._root.stored, f"{self.place}: meta/episode_ends")
         ends = np.asarray(counts[...])
         if ends.ndim != 1 or ends.dtype.kind not in "iu" or (ends[1:] < ends[:-1]).any() or (ends[:1] < 0).any():
             raise FormatError(
-                f"{self._file}: meta/episode_ends must have one axis of integers that never decrease, the number of "
+                f"{self.place}: meta/episode_ends must have one axis of integers that never decrease, the number of "
                 "steps up to the end of each episode"
             )
         return ends
@@ -319,7 +294,7 @@ class _DataSet:
     def _column(self, name: str, what: str, rows: int) -> "_Column":
         column = _Column(self._root.array(name))
         if len(column) < rows:
-            raise FormatError(f"{self._file}: {what} has {len(column)} rows, and {rows} are needed")
+            raise FormatError(f"{self.place}: {what} has {len(column)} rows, and {rows} are needed")
         return column
 
     def _found(self) -> dict[str, str]:
@@ -337,7 +312,7 @@ class _DataSet:
         if self._layout:
             kept = self._layout.schema.leaves.items()
             return {path: leaf for path, leaf in kept if path in none or path not in self._layout.names}
-        return leaves_of(none, self._file, "; skip leaves arrays out")
+        return leaves_of(none, self.place, "; skip leaves arrays out")
 
     def _meta_names(self) -> list[str]:
         if not self._layout:
@@ -351,12 +326,12 @@ class _DataSet:
         columns = {path: each for path, each in self._columns.items() if path in {*wanted, PRIORITY}}
         lacking = {_meta_name(path) for path in self.leaves if is_part(path, FIELDS) and path not in wanted}
         names = [name for name in self._meta if name not in lacking]
-        stops, numbers = np.array([stop for _, stop in self.bounds]), np.array(self._numbers) + 1
-        for number, (start, stop) in zip(self._numbers[first:], self.bounds[first:], strict=True):
-            what = f"{self._file}: the episode of rows {start} to {stop}"
+        stops, numbers = np.array([stop for _, stop in self._bounds]), np.array(self._numbers) + 1
+        for number, (start, stop) in zip(self._numbers[first:], self._bounds[first:], strict=True):
+            what = f"{self.place}: the episode of rows {start} to {stop}"
             check_claim((stop - start) * row_bytes, self._root.stored, what)
             check_memory((stop - start) * row_bytes, what)
-            with reading(f"{self._file}: rows {start} to {stop}"):
+            with reading(f"{self.place}: rows {start} to {stop}"):
                 steps = {path: column.read(start, stop, stops) for path, column in columns.items()}
                 meta = {name: self._meta[name].read(number, number + 1, numbers)[0] for name in names}
             yield self._episode(meta, stop - start, steps)

@@ -38,10 +38,10 @@ from diskreplay.interop import (
     torchrl_memmap,
     zarr_episodes,
 )
-from diskreplay.interop.exchange.choosing import Choice
+from diskreplay.interop.exchange.choosing import Options
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.field_trees import space_of
-from diskreplay.interop.exchange.importing import Source
+from diskreplay.interop.exchange.importing import Given, Source, open_source
 from diskreplay.interop.rlds.records import example_class
 from tools.bench.harness import Contestant, Report, Seconds, Table, Target, in_turn, number, ratio_table, ratios
 
@@ -206,9 +206,10 @@ def _cells(taken: list[Seconds], nbytes: int, stored: int) -> list[str]:
 def _read(adapter: ModuleType, own: Path, left: Path) -> None:
     """Read a data set like an import, but append nothing."""
 
-    def drain(_: Path, source: Source, choice: Choice, __: object) -> None:
-        for episode in source.read(0, source.lay_out(choice).paths):
-            _touch(iter(episode.steps.values()))
+    def drain(_: Path, place: Path, make: Callable[[Given], Source], options: Options, __: object) -> None:
+        with open_source(place, make, options) as source:
+            for episode in source.read(0, source.lay_out().paths):
+                _touch(iter(episode.steps.values()))
 
     with mock.patch.object(adapter, "import_into", drain):
         adapter.import_dataset(own, left)

@@ -9,7 +9,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -31,7 +31,7 @@ from diskreplay import (
     create,
     open as open_store,
 )
-from diskreplay.interop.exchange.choosing import Choice, Layout, SourceEpisode, lay_out
+from diskreplay.interop.exchange.choosing import Choice, Layout, Options, SourceEpisode, lay_out
 from diskreplay.interop.exchange.episode_data import (
     CUT,
     ENDS,
@@ -89,26 +89,41 @@ class Skipped(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True)
+class Given(NamedTuple):
+    """The data set of an import, before its reader opens it.
+
+    Attributes
+    ----------
+    stored : int
+        The total size of the data set's files in bytes.
+    opened : ExitStack
+        The files that stay open until the import ends.
+    """
+
+    place: Path
+    choice: Choice
+    stored: int
+    opened: ExitStack
+
+
 class Source:
-    """A data set that is open for an import.
+    """A data set that is open for an import: the base class of each format's reader, which sets the attributes.
 
     Attributes
     ----------
     schema : Schema or None
         The default schema of the store. None: the reader cannot tell which feature is the observation or the action.
-    read : callable
-        ``read(n, paths)`` yields the data set's episodes from position n on, each with at least the leaves at
-        ``paths``.
     metadata : dict
         The format's metadata of the whole data set, as JSON.
     cut : int
         The number of cuts, as in `Imported`.
     part : str
         The name of the imported part, such as a split. An empty text: the whole data set.
-    export_path : Path, optional
+    export_path : Path
         The path of the whole data set, if ``place`` is a folder inside of it. An import looks for a side folder inside
-        of this path, and next to this path. None: the path is ``place``.
+        of this path, and next to this path.
+    warning : str
+        The text of a warning for the caller of the import. An empty text: no warning.
     not_kept : list of str
         The names of data that are not features. An import leaves this data out.
     left_out : list of str
@@ -116,53 +131,49 @@ class Source:
     texts : dict of str to list of str
         A list of texts for each leaf of texts, by the leaf's default path. The number i in the leaf stands for item i
         of the list. A key may also be another key of `Store.texts`, such as "task".
-    leaves : dict of str to Field, optional
-        The field of each feature, by the feature's default path. None: the leaves of ``schema``.
-    names : dict of str to str, optional
-        The name of each feature, by the feature's default path. None: each feature's name is its path.
-    numbers : list of int, optional
-        Each episode's number in the data set. None: the numbers are 0, 1, 2 and so on.
-    files : list of str, optional
+    leaves : dict of str to Field
+        The field of each feature, by the feature's default path.
+    names : dict of str to str
+        The name of each feature, by the feature's default path.
+    numbers : list of int
+        Each episode's number in the data set. Empty: the numbers are 0, 1, 2 and so on.
+    files : list of str
         The name of each episode's file, if each episode has its own file.
     """
 
     format: str
-    place: Path
-    schema: Schema | None
     episodes: int
     steps: int
-    read: Callable[[int, Collection[str]], Iterator[EpisodeData]]
-    metadata: Mapping[str, Json] = field(default_factory=dict)
-    cut: int = 0
-    part: str = ""
-    export_path: Path | None = None
-    skipped: Sequence[Skipped] = ()
-    not_kept: Sequence[str] = ()
-    left_out: Sequence[str] = ()
-    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    leaves: Mapping[str, Field] | None = None
-    names: Mapping[str, str] | None = None
-    numbers: Sequence[int] | None = None
-    files: Sequence[str] | None = None
+    leaves: Mapping[str, Field]
+    names: Mapping[str, str]
+
+    def __init__(self, given: Given) -> None:
+        self.place, self.choice, self.stored, self._opened = given
+        self.schema: Schema | None = None
+        self.metadata: Mapping[str, Json] = {}
+        self.cut = 0
+        self.part = self.warning = ""
+        self.export_path = self.place
+        self.skipped: list[Skipped] = []
+        self.not_kept: list[str] = []
+        self.left_out: list[str] = []
+        self.texts: dict[str, Sequence[str]] = {}
+        self.numbers: Sequence[int] = ()
+        self.files: Sequence[str] = ()
+
+    def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
+        """Yield the episodes from position ``first`` on, each with at least the leaves at the paths ``wanted``."""
+        raise NotImplementedError
 
     def number_of(self, position: int) -> int:
-        return position if self.numbers is None else self.numbers[position]
+        return self.numbers[position] if self.numbers else position
 
     def describe(self, position: int) -> str:
-        file = "" if self.files is None else f" ({self.files[position]})"
+        file = f" ({self.files[position]})" if self.files else ""
         return f"episode {self.number_of(position)}{file}"
 
-    @property
-    def feature_fields(self) -> Mapping[str, Field]:
-        if self.leaves is not None:
-            return self.leaves
-        assert self.schema is not None
-        return self.schema.leaves
-
-    def lay_out(self, choice: Choice) -> Layout:
-        leaves = self.feature_fields
-        names = {path: path for path in leaves} if self.names is None else self.names
-        return lay_out(self.name, leaves, names, self.schema, choice, self.left_out)
+    def lay_out(self) -> Layout:
+        return lay_out(self.name, self.leaves, self.names, self.schema, self.choice, self.left_out)
 
     @property
     def name(self) -> str:
@@ -200,7 +211,11 @@ class Imported:
 
 
 def import_into(
-    path: str | PathLike[str], source: Source, choice: Choice, progress: Progress | Announced | None = None
+    path: str | PathLike[str],
+    source: str | PathLike[str],
+    make: Callable[[Given], Source],
+    options: Options,
+    progress: Progress | Announced | None = None,
 ) -> Imported:
     """Append the chosen episodes of a data set to a new store, or resume an interrupted import.
 
@@ -212,7 +227,11 @@ def import_into(
     path : path
         The path of the store. Nothing may exist at this path, except an empty store with the schema that results from
         the options, or an import of the same data set.
-    choice : Choice
+    source : path
+        The data set.
+    make : callable
+        ``make(given)`` opens the data set.
+    options : Options
         The options of the caller. A resumed import needs the options of the first call.
 
     Raises
@@ -226,22 +245,37 @@ def import_into(
         The disk has less space than the steps need, and neither ``compression`` nor ``where`` is given. The import has
         written nothing.
     """
-    check_place(source.place, Path(path).absolute())
+    with open_source(source, make, options) as found:
+        return _import(Path(path), found, progress)
+
+
+@contextmanager
+def open_source(source: str | PathLike[str], make: Callable[[Given], Source], options: Options) -> Iterator[Source]:
+    choice, place = Choice(**options), Path(source).absolute()
+    with ExitStack() as opened:
+        with foreign(place) as stored:
+            found = make(Given(place, choice, stored, opened))
+        yield found
+
+
+def _import(path: Path, source: Source, progress: Progress | Announced | None) -> Imported:
+    choice = source.choice
+    _warn(source.warning)
+    check_place(source.place, path.absolute())
     with reading(source.place):
         if source.episodes > source.steps:
             raise FormatError(f"{source.name} claims {source.episodes} episodes of {source.steps} steps; it is damaged")
-        layout = source.lay_out(choice)
+        layout = source.lay_out()
     not_kept = [*source.not_kept, *layout.not_kept]
     schema = source.schema or layout.schema
-    side, names = ignored_values(source.export_path or source.place, source.format, schema, source.metadata)
+    side, names = ignored_values(source.export_path, source.format, schema, source.metadata)
     if source.cut * _STEPS_A_CUT > source.steps:
-        warnings.warn(
+        _warn(
             f"{source.name}: {source.cut} of {source.steps} steps lead to another observation than the next row has, "
             "and an episode was cut after each. Observations or next observations may have been rounded or normalised, "
-            "rows may be shuffled, or several environments may take turns",
-            stacklevel=3,  # warns the caller of an adapter's `import_dataset`
+            "rows may be shuffled, or several environments may take turns"
         )
-    planned = _plan(Path(path).absolute(), source, layout.schema)
+    planned = _plan(path.absolute(), source, layout.schema)
     if planned.nbytes > planned.free and choice.compression is None and choice.where is None:
         raise StorageFull(
             f"{path}: {planned.steps} steps of {source.name} take {planned.nbytes} bytes, and the disk has "
@@ -250,7 +284,7 @@ def import_into(
         )
     if isinstance(progress, Announced):
         progress.announce(planned)
-    selection = _Selection(source, layout, choice)
+    selection = _Selection(source, layout)
     selection.try_where()
     with create(path, layout.schema, compression=choice.compression, exist_ok=True) as store:
         origin = {"format": source.format, "source": source.name, "episodes": source.episodes, "steps": source.steps}
@@ -262,10 +296,9 @@ def import_into(
             skipped = [Skipped(*each) for each in store.read_note(NOTE).get(_SKIPPED, ())]
             return Imported(str(store.path), 0, 0, begun, source.cut, [*source.skipped, *skipped], not_kept)
         if names:
-            warnings.warn(
+            _warn(
                 f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
-                "exported store. The format npz holds everything",
-                stacklevel=3,  # warns the caller of an adapter's `import_dataset`
+                "exported store. The format npz holds everything"
             )
         episodes, steps = _append(store, selection, begun, progress, choice.compression is not None)
         left_out = {_SKIPPED: [list(each) for each in selection.skipped]} if selection.skipped else {}
@@ -279,6 +312,11 @@ def import_into(
             [*source.skipped, *selection.skipped],
             not_kept,
         )
+
+
+def _warn(text: str) -> None:
+    if text:
+        warnings.warn(text, stacklevel=5)  # warns the caller of an adapter's `import_dataset`
 
 
 def check_place(place: Path, store: Path) -> None:
@@ -385,8 +423,8 @@ def _append(
 class _Selection:
     """The episodes of a data set that the options choose, converted to the leaves of the store."""
 
-    def __init__(self, source: Source, layout: Layout, choice: Choice) -> None:
-        self.source, self._layout, self._choice = source, layout, choice
+    def __init__(self, source: Source, layout: Layout) -> None:
+        self.source, self._layout, self._choice = source, layout, source.choice
         self.skipped: list[Skipped] = []
 
     @property
@@ -443,12 +481,11 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
     for path, rows in episode.steps.items():
         if len(rows) != count + (is_obs(path) and episode.has_final_obs):
             raise FormatError(f"{what} has {len(rows)} rows of {path} and {count} of {shortest}")
-    leaves = source.feature_fields
     shapes = {path: np.shape(rows)[1:] for path, rows in episode.steps.items() if path != REWARD}
     shapes |= {path: np.shape(value) for path, value in episode.fields.items()}
     for path, shape in shapes.items():
-        if path in paths and shape != leaves[path].shape:
-            raise SchemaError(f"{what} has {path} of shape {shape}, and not {leaves[path].shape}")
+        if path in paths and shape != source.leaves[path].shape:
+            raise SchemaError(f"{what} has {path} of shape {shape}, and not {source.leaves[path].shape}")
     for path, values in {**episode.steps, **episode.fields}.items():
         if path in paths and (dtype := np.asarray(values).dtype).kind not in NUMBERS:
             raise SchemaError(f"{what} has {path} of the dtype {dtype}, which is not numeric")

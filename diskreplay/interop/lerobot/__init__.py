@@ -33,15 +33,13 @@ An export follows these rules:
 from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Unpack
 
 from diskreplay import Field, MissingExtra, Schema, SchemaError, Store
-from diskreplay.interop.exchange.choosing import Choice, Options
+from diskreplay.interop.exchange.choosing import Options
 from diskreplay.interop.exchange.episode_data import FIELDS, FINAL_OBS, METADATA, NOTES, PRIORITY, REWARD, SCHEMA, Json
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, export_from
-from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
@@ -63,7 +61,6 @@ with MissingExtra.raised_for("a data set of LeRobot", "lerobot"):
 __all__ = ["export_dataset", "import_dataset"]
 
 _FPS = 30
-_DEFAULT = Choice()
 _REASONS = {
     FINAL_OBS: "an episode of LeRobot has no observation after its last step",
     SCHEMA: "tuples and bounds of spaces are not kept, and scalars become vectors of one number",
@@ -104,31 +101,7 @@ def import_dataset(
     StoreExists
         ``path`` exists, and is not an import of this data set.
     """
-    choice = Choice(**options)
-    return import_into(path, open_source(source, choice), choice, progress)
-
-
-def open_source(source: str | PathLike[str], choice: Choice = _DEFAULT) -> Source:
-    """Return a data set of LeRobot as a `Source`; raise the errors of `import_dataset`."""
-    root = Path(source).absolute()
-    with foreign(root):
-        reader = Reader(root, choice)
-    return Source(
-        NAME,
-        root,
-        None,
-        reader.episodes,
-        reader.steps,
-        reader.read,
-        reader.metadata,
-        skipped=reader.skipped,
-        not_kept=reader.not_kept,
-        leaves=reader.leaves,
-        names=reader.names,
-        left_out=reader.left_out,
-        texts=reader.texts,
-        numbers=reader.numbers,
-    )
+    return import_into(path, source, Reader, options, progress)
 
 
 def export_dataset(

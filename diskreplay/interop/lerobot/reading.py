@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from diskreplay import FormatError, SchemaError
-from diskreplay.interop.exchange.choosing import Choice
-from diskreplay.interop.exchange.episode_data import FIELDS, EpisodeData, Json
+from diskreplay.interop.exchange.episode_data import FIELDS, EpisodeData
 from diskreplay.interop.exchange.foreign import reading
+from diskreplay.interop.exchange.importing import Given, Source
 from diskreplay.interop.exchange.threads import read_ahead
 from diskreplay.interop.lerobot import images
 from diskreplay.interop.lerobot.columns import from_arrow
@@ -25,6 +25,7 @@ from diskreplay.interop.lerobot.features import (
     EPISODE,
     FLAGS,
     FRAME,
+    NAME,
     TASK,
     TERMINATED,
     TIMESTAMP,
@@ -55,17 +56,14 @@ class _Piece(NamedTuple):
     lengths: NDArray[np.int64]
 
 
-class Reader:
-    """Reads the episodes of a LeRobot data set.
+class Reader(Source):
+    """Reads the episodes of a LeRobot data set."""
 
-    Attributes
-    ----------
-    leaves, names, numbers, left_out, texts, metadata, episodes, steps, skipped, not_kept
-        The arguments of `Source` with these names.
-    """
+    format = NAME
 
-    def __init__(self, root: Path, choice: Choice) -> None:
-        self._root, self._choice = root, choice
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        root, choice = self.place, self.choice
         self._meta = Metadata(root, is_lenient=choice.on_error == "skip")
         self._texts: dict[str, list[str]] = {}
         features = {key: feature for key, feature in self._meta.features.items() if not choice.skips(key)}
@@ -93,7 +91,7 @@ class Reader:
         self.texts = {column.path: self._texts[column.key] for column in self._columns if column.kind == "text"}
         if tasks and 0 <= min(tasks) <= max(tasks) < _MOST_TASKS:
             self.texts["task"] = [tasks.get(number, "") for number in range(max(tasks) + 1)]
-        self.metadata: dict[str, Json] = {
+        self.metadata = {
             "info": self._meta.info,
             "keys": keys,
             "tasks": {str(number): text for number, text in tasks.items()},
@@ -123,7 +121,7 @@ class Reader:
                 scan.add(piece)
                 others |= dict.fromkeys(name for name in read_schema(piece.path).names if name not in scan.known)
             except FormatError as error:
-                if self._choice.on_error == "raise":
+                if self.choice.on_error == "raise":
                     raise
                 bad.append((piece, str(error)))
         for piece, why in reversed(bad):
@@ -137,7 +135,7 @@ class Reader:
             clips = {self._meta.clip(position, column.key).path for position in range(self.episodes)}
             if not any(path.is_file() and path.stat().st_size for path in clips):
                 raise FormatError(
-                    f"{self._root} has no video of {column.key!r}: {min(clips)} is missing or empty. Fetch the videos, "
+                    f"{self.place} has no video of {column.key!r}: {min(clips)} is missing or empty. Fetch the videos, "
                     f"or leave the camera out by skip=({column.key!r},) (on the command line --skip {column.key})"
                 )
 
@@ -147,7 +145,7 @@ class Reader:
         stored = [column for column in columns if column.kind != "video"]
         moving = [column for column in columns if column.kind == "video"]
         if not columns:
-            raise FormatError(f"{self._root}: no feature of a step is kept")
+            raise FormatError(f"{self.place}: no feature of a step is kept")
         keys = dict.fromkeys([column.key for column in stored] + ([TIMESTAMP] if moving else []))
         number = piece.first + skipped
         for table, bounds in self._whole_episodes(piece, skipped, list(keys)):
@@ -168,7 +166,7 @@ class Reader:
         waiting: pa.Table | None = None
         lengths = piece.lengths[skipped:]
         # With on_error="skip", row groups are read one by one, so that damage loses only the episodes of one row group.
-        block_bytes = _BLOCK_BYTES if self._choice.on_error == "raise" else 0
+        block_bytes = _BLOCK_BYTES if self.choice.on_error == "raise" else 0
         own = self._meta.numbers[piece.first : piece.first + len(piece.lengths)][skipped:]
         is_shared = piece.path in self._shared
         before = 0 if is_shared else int(piece.lengths[:skipped].sum())

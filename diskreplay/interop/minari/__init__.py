@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import Any, Unpack, cast, get_args
 
 from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
-from diskreplay.interop.exchange.choosing import Choice, Options, check_option
+from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.field_trees import space_of
-from diskreplay.interop.exchange.foreign import foreign, read_document
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.foreign import read_document
+from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.minari.arrow_files import INFOS, METADATA, Raw, read_file
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
@@ -85,75 +85,76 @@ def import_dataset(
     StoreExists
         ``path`` exists, and is not an import of this data set.
     """
-    return import_into(path, open_source(source), Choice(**options), progress)
+    return import_into(path, _found(source), _DataSet, options, progress)
 
 
-def open_source(source: str | PathLike[str]) -> Source:
-    """Return a data set of Minari as a `Source`; raise the errors of `import_dataset`."""
-    folder = _found(source)
-    with foreign(folder), _libraries():
-        metadata = read_document(folder / "metadata.json")
-        _check_spaces(folder, metadata)
-        _check_hdf5(folder)
-        storage = MinariStorage.read(folder)
-        # Minari's storage would read `metadata.json` again for each of these numbers, and the file may be large.
-        episodes, steps = (_count(folder, metadata, name) for name in ("total_episodes", "total_steps"))
-        if not episodes:
-            raise FormatError(f"{folder} has no episodes")
-        without_texts(storage.observation_space, OBS)  # raises SchemaError for a space with only texts
-        example = next(_read_episodes(storage, metadata, 0, 1), None)
-        if example is None:
-            raise FormatError(f"{folder} has no file of its first episode, and claims {episodes} episodes")
-        layout, kept = derive(storage.observation_space, storage.action_space, example), [example]
+class _DataSet(Source):
+    format = NAME
+    schema: Schema
 
-    def read(first: int, _: Collection[str]) -> Iterator[EpisodeData]:
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        folder = self.place
+        with _libraries():
+            self.metadata = read_document(folder / "metadata.json")
+            _check_spaces(folder, self.metadata)
+            _check_hdf5(folder)
+            self._storage = MinariStorage.read(folder)
+            # Minari's storage would read `metadata.json` again for each of these numbers, and the file may be large.
+            self.episodes, self.steps = (self._count(name) for name in ("total_episodes", "total_steps"))
+            if not self.episodes:
+                raise FormatError(f"{folder} has no episodes")
+            spaces = self._storage.observation_space, self._storage.action_space
+            without_texts(spaces[0], OBS)  # raises SchemaError for a space with only texts
+            example = next(self._read(0, 1), None)
+            if example is None:
+                raise FormatError(f"{folder} has no file of its first episode, and claims {self.episodes} episodes")
+            self._layout, self._kept = derive(*spaces, example), [example]
+        self.schema = self._layout.schema
+        self.leaves, self.names = self.schema.leaves, {path: _name_of(path) for path in self.schema.leaves}
+        self.export_path = folder.parent if folder.name == "data" else folder
+
+    def read(self, first: int, _: Collection[str]) -> Iterator[EpisodeData]:
         with _libraries():
             if first:
-                kept.clear()
-            elif kept:
-                yield layout.episode(kept.pop())
+                self._kept.clear()
+            elif self._kept:
+                yield self._layout.episode(self._kept.pop())
                 first = 1
-            for raw in _read_episodes(storage, metadata, first, episodes):
-                yield layout.episode(raw)
+            for raw in self._read(first, self.episodes):
+                yield self._layout.episode(raw)
 
-    export_path = folder.parent if folder.name == "data" else None
-    names = {path: _name_of(path) for path in layout.schema.leaves}
-    return Source(NAME, folder, layout.schema, episodes, steps, read, metadata, export_path=export_path, names=names)
+    def _read(self, first: int, stop: int) -> Iterator[Raw]:
+        """Yield the episodes from number ``first`` to before ``stop``, with the metadata of each episode."""
+        storage, numbers, data_format = self._storage, range(first, stop), self.metadata["data_format"]
+        form = storage.observation_space, storage.action_space, bool(self.metadata.get("jpeg_encoding", True))
+        found = cast(Generator[dict[str, Any], None, None], storage.get_episode_metadata(numbers))
+        with closing(found):  # Minari keeps a file open until this generator is closed
+            if data_format == "hdf5":
+                from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet do not need h5py
 
+                for raw, own in zip(read_hdf5(storage.data_path, *form, numbers), found, strict=True):
+                    yield {**raw, METADATA: own}
+                return
+            for number, own in zip(numbers, found, strict=True):
+                folder = storage.data_path / str(number)
+                if not isinstance(steps := own.get("total_steps"), int) or steps < 0:
+                    raise FormatError(
+                        f"{folder / 'metadata.json'} has no number of steps, but total_steps {steps!r:.40}"
+                    )
+                yield {**read_file(folder, data_format, *form, steps), METADATA: own}
 
-def _read_episodes(storage: MinariStorage, metadata: Mapping[str, Any], first: int, stop: int) -> Iterator[Raw]:
-    """Yield the episodes of a data set from number ``first`` to before ``stop``, with the metadata of each episode.
-
-    ``metadata`` is the content of `metadata.json`.
-    """
-    numbers, data_format = range(first, stop), metadata["data_format"]
-    form = storage.observation_space, storage.action_space, bool(metadata.get("jpeg_encoding", True))
-    found = cast(Generator[dict[str, Any], None, None], storage.get_episode_metadata(numbers))
-    with closing(found):  # Minari keeps a file open until this generator is closed
-        if data_format == "hdf5":
-            from diskreplay.interop.minari.hdf5_episodes import read_hdf5  # Arrow and Parquet do not need h5py
-
-            for raw, own in zip(read_hdf5(storage.data_path, *form, numbers), found, strict=True):
-                yield {**raw, METADATA: own}
-            return
-        for number, own in zip(numbers, found, strict=True):
-            folder = storage.data_path / str(number)
-            if not isinstance(steps := own.get("total_steps"), int) or steps < 0:
-                raise FormatError(f"{folder / 'metadata.json'} has no number of steps, but total_steps {steps!r:.40}")
-            yield {**read_file(folder, data_format, *form, steps), METADATA: own}
+    def _count(self, name: str) -> int:
+        found = self.metadata.get(name)
+        if type(found) is not int or found < 0:
+            raise FormatError(f"{self.place / 'metadata.json'} has no number in {name}, but {found!r:.40}")
+        return found
 
 
 def _name_of(path: str) -> str:
     """Return the name of a leaf in a data set of Minari, such as "observations/image" or "infos/success"."""
     part, _, below = path.partition("/")
     return below if part in (EXTRA, FIELDS) else f"{_NAMES[part]}/{below}".rstrip("/")
-
-
-def _count(folder: Path, metadata: Mapping[str, Any], name: str) -> int:
-    found = metadata.get(name)
-    if type(found) is not int or found < 0:
-        raise FormatError(f"{folder / 'metadata.json'} has no number in {name}, but {found!r:.40}")
-    return found
 
 
 def export_dataset(

@@ -24,19 +24,17 @@ cannot read bytes of these dtypes. In an episode without a final observation, th
 from collections.abc import Sequence
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Literal, Unpack
 
 from diskreplay import MissingExtra, Schema, SchemaError, Store
-from diskreplay.interop.exchange.choosing import Choice, Options, check_option
+from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import ENDS, METADATA, NO_FINAL_OBS, NOTES, PRIORITY, SCHEMA
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
-from diskreplay.interop.exchange.foreign import foreign
-from diskreplay.interop.exchange.importing import Imported, Source, import_into
+from diskreplay.interop.exchange.importing import Imported, import_into
 from diskreplay.interop.exchange.progress import Progress
 
 with MissingExtra.raised_for("a data set of RLDS", "rlds"):
-    from diskreplay.interop.rlds.features import NAME, feature_names
+    from diskreplay.interop.rlds.features import NAME as NAME, feature_names
     from diskreplay.interop.rlds.folders import DataSet, write
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -90,26 +88,8 @@ def import_dataset(
     """
     if last is not None:
         check_option("last", last, ("final", "step"))
-    choice, folder = Choice(**options), Path(source).absolute()
     chosen = [splits] if isinstance(splits, str) else splits
-    with foreign(folder):
-        data = DataSet(folder, chosen, last, choice)
-    data_set = Source(
-        NAME,
-        folder,
-        None,
-        len(data.lengths),
-        sum(data.lengths),
-        data.read,
-        part=" ".join(chosen or ()),
-        leaves=data.leaves,
-        names=data.names,
-        left_out=data.left_out,
-        texts=data.texts,
-        skipped=data.skipped,
-        numbers=data.numbers,
-    )
-    return import_into(path, data_set, choice, progress)
+    return import_into(path, source, partial(DataSet, chosen, last), options, progress)
 
 
 def export_dataset(

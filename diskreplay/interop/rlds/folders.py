@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, SchemaError, StoreNotFound
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.choosing import Choice, is_in
+from diskreplay.interop.exchange.choosing import is_in
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Json, is_obs
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.field_trees import leaves_of, nest
-from diskreplay.interop.exchange.importing import Skipped
+from diskreplay.interop.exchange.importing import Given, Skipped, Source
 from diskreplay.interop.rlds.features import (
     DISCOUNT,
     FEATURES,
@@ -26,6 +26,7 @@ from diskreplay.interop.rlds.features import (
     FLAGS,
     INFO,
     LAST,
+    NAME,
     OBSERVATION,
     STEP_DISCOUNT,
     STEPS,
@@ -106,7 +107,7 @@ class _Episode(NamedTuple):
     finals: int
 
 
-class DataSet:
+class DataSet(Source):
     """The episodes of an RLDS data set, read from its folder.
 
     Parameters
@@ -115,17 +116,15 @@ class DataSet:
         The splits to read, in this order. None: all splits.
     last : str or None
         The option ``last`` of `import_dataset`.
-
-    Attributes
-    ----------
-    lengths : list of int
-        The number of steps of each episode.
-    leaves, names, left_out, texts, skipped, numbers
-        The arguments of `Source` with these names.
     """
 
-    def __init__(self, folder: Path, splits: Sequence[str] | None, last: str | None, choice: Choice) -> None:
-        self._folder, self._choice = folder, choice
+    format = NAME
+    names: dict[str, str]
+
+    def __init__(self, splits: Sequence[str] | None, last: str | None, given: Given) -> None:
+        super().__init__(given)
+        folder, choice = self.place, self.choice
+        self.part = " ".join(splits or ())
         if not (folder / FEATURES).exists():
             inner = next((path for above in ("*", "*/*") for path in folder.glob(f"{above}/{FEATURES}")), None)
             hint = f"; there is one in {inner.parent.relative_to(folder)}" if inner else ""
@@ -143,12 +142,12 @@ class DataSet:
         inside = [name.removeprefix(STEPS) for name in self._features]
         self.left_out = [name for name in inside if choice.skips(name)]
         self._paths = self._find_paths()
-        self.skipped = list[Skipped]()
         self._tables: dict[str, dict[str, int]] = {name: {} for name in self._text_names()}
         self._episodes = self._find_episodes(last)
-        self.lengths = [episode.rows - episode.finals for episode in self._episodes]
+        self.episodes = len(self._episodes)
+        self.steps = sum(episode.rows - episode.finals for episode in self._episodes)
         self.numbers = [episode.record for episode in self._episodes]
-        if not self.lengths:
+        if not self.episodes:
             raise StoreNotFound(f"{folder} has no episodes with a step")
         self.names = {path: name.removeprefix(STEPS) for path, name in self._paths.items()}
         self.texts = {path: [*self._tables[name]] for path, name in self._paths.items() if name in self._tables}
@@ -220,7 +219,7 @@ class DataSet:
         for split, kinds in ends.items():
             if len(kinds) > 1:
                 raise SchemaError(
-                    f"{self._folder}: in {split}, the last row of episode {kinds[True]} has an action or a reward, and "
+                    f"{self.place}: in {split}, the last row of episode {kinds[True]} has an action or a reward, and "
                     f"the last row of episode {kinds[False]} has none; give last='step' if last rows are steps, or "
                     "last='final' if they are only final observations (on the command line --option last=step)"
                 )
@@ -236,7 +235,7 @@ class DataSet:
         why = "its only row is a final observation" if episode.rows else "it has no row"
         if not self._is_lenient:
             raise FormatError(
-                f"{self._folder}: {what} has no steps: {why}; on_error='skip' (--on-error skip) leaves it out"
+                f"{self.place}: {what} has no steps: {why}; on_error='skip' (--on-error skip) leaves it out"
             )
         self.skipped.append(Skipped(what, why))
 
@@ -247,10 +246,10 @@ class DataSet:
     def _find_paths(self) -> dict[str, str]:
         """Return the name of each leaf's feature, by path, such as ``{"obs/image": "steps/observation/image"}``."""
         found: dict[str, str] = {}
-        obs, actions = self._choice.named(OBS), self._choice.named(ACTION)
+        obs, actions = self.choice.named(OBS), self.choice.named(ACTION)
         for name, feature in self._features.items():
             inside = name.removeprefix(STEPS)
-            if inside in FLAGS or self._choice.skips(inside):
+            if inside in FLAGS or self.choice.skips(inside):
                 continue
             if feature.kind == "text" and inside != name:  # texts of steps are extra fields
                 found[f"{EXTRA}/{inside.removeprefix(f'{OBSERVATION}/')}"] = name
@@ -273,14 +272,14 @@ class DataSet:
     def _find_leaves(self) -> dict[str, Field]:
         first = next(self._readable())
         fields = {path: np.asarray(value)[None] for path, value in first.fields.items()}
-        return leaves_of({**{path: rows[:0] for path, rows in first.steps.items()}, **fields}, self._folder)
+        return leaves_of({**{path: rows[:0] for path, rows in first.steps.items()}, **fields}, self.place)
 
     def _readable(self) -> Iterator[EpisodeData]:
-        for number in range(len(self.lengths)):
+        for number in range(self.episodes):
             try:
                 yield next(self.read(number, self._paths))
             except FormatError:
-                if not self._is_lenient or number == len(self.lengths) - 1:
+                if not self._is_lenient or number == self.episodes - 1:
                     raise
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
@@ -316,11 +315,11 @@ class DataSet:
 
     def _decoded(self, record: _Record, name: str, count: int) -> Any:
         if name not in record.features:
-            raise FormatError(f"{self._folder}: an episode has no {name}")
+            raise FormatError(f"{self.place}: an episode has no {name}")
         try:
             values = self._features[name].decode(record.features[name], count, name)
         except FormatError as error:
-            raise FormatError(f"{self._folder}: {error}") from None
+            raise FormatError(f"{self.place}: {error}") from None
         table = self._tables.get(name)
         return values if table is None else np.array([table[text] for text in values], np.int64)
 
