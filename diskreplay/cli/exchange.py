@@ -56,7 +56,6 @@ def _data_set(verb: str) -> Any:
 Source = Annotated[str, _data_set("read")]
 Target = Annotated[str, _data_set("write")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_SHARED = {"progress", "dry_run"}
 _LARGE = 100_000_000  # bytes; a larger import prints its size before it begins
 
 
@@ -331,7 +330,7 @@ def parse_options(scheme: str, function: Callable[..., Any], given: Sequence[str
     kinds = {
         name: _kind(parameter.annotation)
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in _SHARED
+        if parameter.kind is parameter.KEYWORD_ONLY
     }
     found: dict[str, Any] = {}
     for item in given:

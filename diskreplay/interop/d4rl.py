@@ -56,7 +56,6 @@ from diskreplay.interop.exchange.field_trees import schema_of_leaves
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.lanes import differ, with_final
-from diskreplay.interop.exchange.progress import Progress
 
 with MissingExtra.raised_for("a data set of D4RL", "d4rl"):
     import h5py
@@ -101,7 +100,6 @@ def import_dataset(
     path: str | PathLike[str],
     *,
     max_episode_steps: int | None = None,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import a file of D4RL into a new store, or resume an interrupted import.
@@ -121,8 +119,6 @@ def import_dataset(
     max_episode_steps : int, optional
         The number of steps after which episodes were truncated, for old files without ``timeouts``. D4RL
         itself takes this number from the environment. None: episodes end at ``terminals`` only.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -137,7 +133,7 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, source, partial(_Reader, max_episode_steps), options, progress)
+    return import_into(path, source, partial(_Reader, max_episode_steps), options)
 
 
 def export_dataset(
@@ -145,8 +141,6 @@ def export_dataset(
     path: str | PathLike[str],
     *,
     hdf5_compression: str | None = "gzip",
-    progress: Progress | None = None,
-    dry_run: bool = False,
     **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a file of D4RL.
@@ -161,10 +155,6 @@ def export_dataset(
         The HDF5 file. Nothing may exist at this path.
     hdf5_compression : str or None
         The compression of the arrays: "gzip" (as in D4RL's own files), "lzf" or None. None is many times faster.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -177,7 +167,7 @@ def export_dataset(
     """
     check_option("hdf5_compression", hdf5_compression, _COMPRESSIONS)
     made = partial(_format, hdf5_compression)
-    return export_from(store_or_path, path, made, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, made, options)
 
 
 def _format(

@@ -48,7 +48,6 @@ from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Forma
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import read_npz
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -72,8 +71,6 @@ class _Part(NamedTuple):
 def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import a replay folder of Dreamer into a new store, or resume an interrupted import.
@@ -93,8 +90,6 @@ def import_dataset(
         The folder to import.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -109,15 +104,13 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, source, _Replay, options, progress)
+    return import_into(path, source, _Replay, options)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     one_hot: bool = True,
     **options: Unpack[ExportOptions],
 ) -> Exported:
@@ -132,10 +125,6 @@ def export_dataset(
         The store to export, or its path.
     path : path
         The path of the new folder. Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     one_hot : bool
         Write discrete actions as one-hot vectors of float32, as Dreamer expects.
     **options
@@ -152,7 +141,7 @@ def export_dataset(
     def make_format(schema: Schema, *_: object) -> Format:
         return Format(_not_held(schema), partial(_write, one_hot))
 
-    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

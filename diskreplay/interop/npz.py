@@ -47,7 +47,6 @@ from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Forma
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import NUMBERS, read_npz
 from diskreplay.interop.exchange.importing import Given, Imported, Skipped, Source, import_into
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -70,7 +69,6 @@ def import_dataset(
     ended: Ended = "truncated",
     terminated: str | None = None,
     truncated: str | None = None,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import NumPy files into a new store, or resume an interrupted import.
@@ -97,8 +95,6 @@ def import_dataset(
         data set has.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -115,15 +111,12 @@ def import_dataset(
     """
     check_option("ended", ended, get_args(Ended))
     told = _Told(starts, indices, ended, terminated, truncated)
-    return import_into(path, source, partial(_open, told), options, progress)
+    return import_into(path, source, partial(_open, told), options)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a folder of NumPy files.
@@ -134,10 +127,6 @@ def export_dataset(
         The store to export, or its path.
     path : path
         The path of the new folder. Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -147,7 +136,7 @@ def export_dataset(
         Something is at ``path``.
     """
     made = Format({}, _write, marks_hidden=True)
-    return export_from(store_or_path, path, lambda *_: made, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, lambda *_: made, options)
 
 
 class _DataSet(DescribedSource):

@@ -36,7 +36,6 @@ from diskreplay.interop.exchange.episode_data import HIDDEN, PRIORITY, EpisodeDa
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.foreign import reading
 from diskreplay.interop.exchange.importing import Imported, import_into
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.exchange.threads import read_ahead, write_behind
 from diskreplay.interop.step_values import as_flags
 
@@ -72,8 +71,6 @@ _FILE_BYTES = 16 << 20  # a file is written when its episodes take this number o
 def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import a folder of Parquet files into a new store, or resume an interrupted import.
@@ -84,8 +81,6 @@ def import_dataset(
         The folder that `export_dataset` wrote.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -98,15 +93,13 @@ def import_dataset(
     StoreExists
         Something else is at ``path``.
     """
-    return import_into(path, source, _DataSet, options, progress)
+    return import_into(path, source, _DataSet, options)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     compression: str | None = "snappy",
     **options: Unpack[ExportOptions],
 ) -> Exported:
@@ -118,10 +111,6 @@ def export_dataset(
         The store to export, or its path.
     path : path
         The path of the new folder. Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     compression : str or None
         A compression of pyarrow: "snappy", "zstd", "gzip", "brotli" or "lz4". None, or "none": no compression.
     **options
@@ -137,7 +126,7 @@ def export_dataset(
     kind = "none" if compression is None else compression
     check_option("compression", kind, _COMPRESSIONS)
     made = Format({}, partial(_write, kind), marks_hidden=True)
-    return export_from(store_or_path, path, lambda *_: made, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, lambda *_: made, options)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Forma
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory
 from diskreplay.interop.exchange.importing import Given, Imported, Skipped, Source, import_into
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 with MissingExtra.raised_for("a file of demonstrations", "d4rl"):
@@ -94,8 +93,6 @@ _REASONS = {
 def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import a file of demonstrations into a new store, or resume an interrupted import.
@@ -111,8 +108,6 @@ def import_dataset(
         The HDF5 file.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this file.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -133,15 +128,12 @@ def import_dataset(
     UserWarning
         The file has no observations, and its states become the observations.
     """
-    return import_into(path, source, _Demos, options, progress)
+    return import_into(path, source, _Demos, options)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a file of robomimic, with ``obs``, ``next_obs`` and ``dones``.
@@ -155,10 +147,6 @@ def export_dataset(
         The store to export, or its path.
     path : path
         The HDF5 file. Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -178,7 +166,7 @@ def export_dataset(
                 taken[path] = f"an attribute has at most {_ATTRIBUTE_BYTES} bytes"
         return Format(lost | taken, partial(_write, taken))
 
-    return export_from(store_or_path, path, made, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, made, options)
 
 
 def _taken(path: str) -> bool:

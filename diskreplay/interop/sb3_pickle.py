@@ -50,7 +50,6 @@ from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.inert_pickle import Record, array, arrays, load
 from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, pieces, ring_order, rows_at, with_final
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -100,8 +99,6 @@ Rows = Mapping[str, NDArray[Any]]  # {path of a leaf: its values in all steps}
 def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import a pickled replay buffer of Stable-Baselines3 into a new store, or resume an interrupted import.
@@ -117,8 +114,6 @@ def import_dataset(
         The file to import.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this file.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -135,15 +130,13 @@ def import_dataset(
     MissingExtra
         gymnasium is not installed.
     """
-    return import_into(path, source, _Buffer, options, progress)
+    return import_into(path, source, _Buffer, options)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     n_envs: int | None = None,
     buffer_class: str | None = None,
     **options: Unpack[ExportOptions],
@@ -159,10 +152,6 @@ def export_dataset(
         The store to export, or its path.
     path : path
         The path of the new file. Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     n_envs : int, optional
         The number of environments of the buffer. Each episode is added to the environment with the fewest steps, and
         all environments must end with the same number of steps. None: as in the buffer that the store was imported
@@ -193,7 +182,7 @@ def export_dataset(
         _empty(maker, schema, maker.lanes)  # this raises an error if Stable-Baselines3 has no buffer for these steps
         return Format(not_held, partial(_write, maker))
 
-    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -48,7 +48,6 @@ from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_memory, read_document, reading
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, rows_at, with_final
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.step_values import as_flags
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -76,8 +75,6 @@ Leaves = dict[str, NDArray[Any]]  # a key joins the keys of nested tensordicts, 
 def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import a folder of TorchRL into a new store, or resume an interrupted import.
@@ -96,8 +93,6 @@ def import_dataset(
         steps, in order.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -112,15 +107,13 @@ def import_dataset(
     StoreExists
         ``path`` exists, and is not an import of this data set.
     """
-    return import_into(path, source, _Transitions, options, progress)
+    return import_into(path, source, _Transitions, options)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     capacity: int | None = None,
     batch_size: int = 256,
     **options: Unpack[ExportOptions],
@@ -136,10 +129,6 @@ def export_dataset(
         The store to export, or its path.
     path : path
         The path of the new folder. Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     capacity : int, optional
         The number of rows of the storage. None: the number of steps. Rows without a step take no disk space.
     batch_size : int
@@ -162,7 +151,7 @@ def export_dataset(
             raise SchemaError(f"a storage of {rows} rows does not hold {steps} steps; give a capacity of more rows")
         return Format(_not_held(schema), partial(_write, rows, batch_size))
 
-    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

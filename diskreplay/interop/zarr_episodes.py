@@ -45,7 +45,6 @@ from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, Export
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, reading
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -68,7 +67,6 @@ def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
     ended: Ended = "truncated",
     **options: Unpack[Options],
 ) -> Imported:
@@ -84,8 +82,6 @@ def import_dataset(
         The data set, of zarr version 2 or 3: a folder, or a ``.zip`` file of such a folder.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this data set.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     ended : str
         How episodes ended, since the format does not tell: "truncated", "terminated" or "cut".
     **options
@@ -103,15 +99,13 @@ def import_dataset(
         ``path`` exists, and is not an import of this data set.
     """
     check_option("ended", ended, get_args(Ended))
-    return import_into(path, source, partial(_DataSet, ended), options, progress)
+    return import_into(path, source, partial(_DataSet, ended), options)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     zarr_format: Literal[2, 3] = 2,
     **options: Unpack[ExportOptions],
 ) -> Exported:
@@ -123,10 +117,6 @@ def export_dataset(
         The store to export, or its path.
     path : path
         The data set: a zip file if the path ends in ``.zip``, otherwise a folder. Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     zarr_format : int
         The version of zarr: 2 or 3. diffusion_policy reads version 2.
     **options
@@ -146,7 +136,7 @@ def export_dataset(
         found = _names(schema)
         return Format({NOTES: "zarr arrays have no place for them"}, partial(_write, zarr_format, found))
 
-    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def _cells(taken: list[Seconds], nbytes: int, stored: int) -> list[str]:
 def _read(adapter: ModuleType, own: Path, left: Path) -> None:
     """Read a data set like an import, but append nothing."""
 
-    def drain(_: Path, place: Path, make: Callable[[Given], Source], options: Options, __: object) -> None:
+    def drain(_: Path, place: Path, make: Callable[[Given], Source], options: Options) -> None:
         with open_source(place, make, options) as source:
             for episode in source.read(0, source.lay_out().paths):
                 _touch(iter(episode.steps.values()))

@@ -24,6 +24,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_part,
 )
 from diskreplay.interop.exchange.field_trees import schema_of_leaves
+from diskreplay.interop.exchange.progress import Announced, Progress
 
 Names = str | Sequence[str] | Mapping[str, str]
 """Features of a data set: a name, a list of names, or ``{name in the store: name in the data set}``."""
@@ -62,6 +63,8 @@ class Options(TypedDict, total=False):
         SchemaError. If the dtype ends with ":unsafe", the value is rounded instead.
     where : callable
         A function that receives a `SourceEpisode`, and returns whether to import the episode.
+    progress : callable
+        Called as ``progress(done, total)``, with numbers of steps.
     """
 
     obs: Names | None
@@ -74,6 +77,7 @@ class Options(TypedDict, total=False):
     compression: str | tuple[str, int] | None
     dtype: Mapping[str, Any] | None
     where: "Callable[[SourceEpisode], bool] | None"
+    progress: Progress | None
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Choice:
     compression: str | tuple[str, int] | None = None
     dtype: Mapping[str, Any] | None = None
     where: Callable[[Any], bool] | None = None
+    progress: Progress | Announced | None = None
 
     def __post_init__(self) -> None:
         check_option("on_error", self.on_error, ("raise", "skip"))
@@ -119,7 +124,7 @@ class Choice:
         """Return, as JSON, the options that determine the imported data."""
         found: dict[str, Any] = {}
         for name, given in vars(self).items():
-            if name == "compression" or given in (None, (), [], "raise"):
+            if name in ("compression", "progress") or given in (None, (), [], "raise"):
                 continue
             if name == "where":
                 found[name] = str(getattr(given, "expression", True))

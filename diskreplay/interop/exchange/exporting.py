@@ -73,6 +73,10 @@ class ExportOptions(TypedDict, total=False):
     where : callable
         A function that receives an `Episode`, and returns whether to export the episode. NotEnoughData is raised if no
         ended episode is left to export.
+    progress : callable
+        Called as ``progress(done, total)``, with numbers of steps.
+    dry_run : bool
+        Only return the result; write nothing.
     """
 
     obs: Names | None
@@ -83,6 +87,8 @@ class ExportOptions(TypedDict, total=False):
     skip: str | Sequence[str]
     dtype: Mapping[str, Any] | None
     where: Where | None
+    progress: Progress | None
+    dry_run: bool
 
 
 class NotHeld(NamedTuple):
@@ -223,9 +229,6 @@ def export_from(
     path: str | PathLike[str],
     make_format: MakeFormat,
     options: ExportOptions,
-    *,
-    progress: Progress | Announced | None = None,
-    dry_run: bool = False,
 ) -> Exported:
     """Write the ended episodes of a store to a new data set, in the order in which the episodes began.
 
@@ -263,14 +266,14 @@ def export_from(
             for path in layout.unsafe
         ]
         exported = Exported(str(target), len(episodes), steps, num_open, not_held, lossy, list(layout.not_kept))
-        if isinstance(progress, Announced):
-            progress.announce(exported)
-        if not dry_run:
+        if isinstance(choice.progress, Announced):
+            choice.progress.announce(exported)
+        if not options.get("dry_run"):
             schema = layout.schema if hidden is None else with_hidden(layout.schema, hidden)
             read = _read(episodes, store.schema, hidden, made.not_held)
             with _draft(target) as draft:
                 plan = Plan(draft, schema, len(episodes), steps, noted)
-                made.write(plan, _counted(read, Tally(progress, layout.schema, len(episodes), steps)))
+                made.write(plan, _counted(read, Tally(choice.progress, layout.schema, len(episodes), steps)))
     return exported
 
 
@@ -280,7 +283,8 @@ def _choice(options: ExportOptions) -> Choice:
             raise SchemaError(f"the option {name} is called {RENAMED[name]} now, in all formats")
         if name not in ExportOptions.__annotations__:
             raise TypeError(f"export_dataset() got an unexpected keyword argument {name!r}")
-    return Choice(**options)
+    given: dict[str, Any] = {name: value for name, value in options.items() if name != "dry_run"}
+    return Choice(**given)
 
 
 def _lay_out(store: Store, choice: Choice) -> Layout:

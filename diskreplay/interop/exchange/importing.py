@@ -50,7 +50,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_part,
 )
 from diskreplay.interop.exchange.foreign import NUMBERS, foreign, read_document, reading
-from diskreplay.interop.exchange.progress import Announced, Progress, Tally, step_bytes
+from diskreplay.interop.exchange.progress import Announced, Tally, step_bytes
 from diskreplay.interop.exchange.threads import episodes_ahead
 
 NOTE, COMPLETE, TEXTS, _SKIPPED, _REFUSED = "import", "complete", "texts", "skipped", "refused"
@@ -215,7 +215,6 @@ def import_into(
     source: str | PathLike[str],
     make: Callable[[Given], Source],
     options: Options,
-    progress: Progress | Announced | None = None,
 ) -> Imported:
     """Append the chosen episodes of a data set to a new store, or resume an interrupted import.
 
@@ -246,7 +245,7 @@ def import_into(
         written nothing.
     """
     with open_source(source, make, options) as found:
-        return _import(Path(path), found, progress)
+        return _import(Path(path), found)
 
 
 @contextmanager
@@ -258,7 +257,7 @@ def open_source(source: str | PathLike[str], make: Callable[[Given], Source], op
         yield found
 
 
-def _import(path: Path, source: Source, progress: Progress | Announced | None) -> Imported:
+def _import(path: Path, source: Source) -> Imported:
     choice = source.choice
     _warn(source.warning)
     check_place(source.place, path.absolute())
@@ -282,8 +281,8 @@ def _import(path: Path, source: Source, progress: Progress | Announced | None) -
             f"{planned.free}; compress them (compression='zstd'), choose smaller dtypes by dtype=, or leave features "
             "out by skip="
         )
-    if isinstance(progress, Announced):
-        progress.announce(planned)
+    if isinstance(choice.progress, Announced):
+        choice.progress.announce(planned)
     selection = _Selection(source, layout)
     selection.try_where()
     with create(path, layout.schema, compression=choice.compression, exist_ok=True) as store:
@@ -300,7 +299,7 @@ def _import(path: Path, source: Source, progress: Progress | Announced | None) -
                 f"{side} is from an export by an earlier release and is not read: the store lacks {names} of the "
                 "exported store. The format npz holds everything"
             )
-        episodes, steps = _append(store, selection, begun, progress, choice.compression is not None)
+        episodes, steps = _append(store, selection, begun)
         left_out = {_SKIPPED: [list(each) for each in selection.skipped]} if selection.skipped else {}
         store.write_note(NOTE, {**store.read_note(NOTE), COMPLETE: True, **left_out})
         return Imported(
@@ -373,9 +372,7 @@ def _begin(store: Store, origin: dict[str, Json], source: Source, options: dict[
     return False, store.num_episodes
 
 
-def _append(
-    store: Store, selection: "_Selection", begun: int, progress: Progress | Announced | None, is_compressed: bool
-) -> tuple[int, int]:
+def _append(store: Store, selection: "_Selection", begun: int) -> tuple[int, int]:
     """Append the episodes that the store lacks; return the number of these episodes and the number of their steps.
 
     The store has ``begun`` episodes. A resumed import reads the last of these episodes again, or all of them.
@@ -385,13 +382,16 @@ def _append(
     # If the options may leave out episodes, the data set is read from the beginning, to find the episodes that the
     # store has. Otherwise, episode n of the store is episode n of the data set.
     first = 0 if selection.is_partial else begun - begun % EPISODES_A_NOTE
-    source = selection.source
+    source, choice = selection.source, selection.source.choice
     done = first, sum(map(len, existing[:first]))
-    tally, notes = Tally(progress, store.schema, source.episodes, source.steps, done), _Notes(store)
+    tally, notes = Tally(choice.progress, store.schema, source.episodes, source.steps, done), _Notes(store)
     note = store.read_note(NOTE)
     count, refused = first, dict[int, str](note.get(_REFUSED, ()))  # why the store refused episodes, by position
     nbytes = max(_LEAST_SEGMENT_BYTES, source.steps * step_bytes(store.schema) // _MOST_SEGMENTS)
-    with _Segments(store, nbytes if is_compressed else None) as segments, closing(selection.episodes(first)) as read:
+    with (
+        _Segments(store, nbytes if choice.compression is not None else None) as segments,
+        closing(selection.episodes(first)) as read,
+    ):
         for position, episode, is_wanted in read:
             what, first_id = source.describe(position), None
             if is_wanted and position in refused:

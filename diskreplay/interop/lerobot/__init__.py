@@ -40,7 +40,6 @@ from diskreplay.interop.exchange.choosing import Options
 from diskreplay.interop.exchange.episode_data import FIELDS, FINAL_OBS, METADATA, NOTES, PRIORITY, REWARD, SCHEMA, Json
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.importing import Imported, import_into
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
     DONE,
@@ -73,8 +72,6 @@ _REASONS = {
 def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import a data set of LeRobot into a new store, or resume an interrupted import.
@@ -87,8 +84,6 @@ def import_dataset(
         The folder, which has ``meta/info.json``.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this folder.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -101,7 +96,7 @@ def import_dataset(
     StoreExists
         ``path`` exists, and is not an import of this data set.
     """
-    return import_into(path, source, Reader, options, progress)
+    return import_into(path, source, Reader, options)
 
 
 def export_dataset(
@@ -111,8 +106,6 @@ def export_dataset(
     fps: float | None = None,
     task: str = "",
     video: bool = False,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     **options: Unpack[ExportOptions],
 ) -> Exported:
     """Export the ended episodes of a store to a data set of LeRobot.
@@ -131,10 +124,6 @@ def export_dataset(
     video : bool
         Encode images of three channels as H.264 video, which loses detail. False: images become PNG files in a parquet
         column, without loss.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     **options
         Leaves, names, dtypes and episodes of the data set: see `ExportOptions`.
 
@@ -151,7 +140,7 @@ def export_dataset(
     def made(schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json]) -> Format:
         return _format(schema, episodes, noted, fps, task, video)
 
-    return export_from(store_or_path, path, made, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, made, options)
 
 
 def _format(

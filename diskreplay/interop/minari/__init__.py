@@ -38,7 +38,6 @@ from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Forma
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import read_document
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
-from diskreplay.interop.exchange.progress import Progress
 from diskreplay.interop.minari.arrow_files import INFOS, METADATA, Raw, read_file
 from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
 from diskreplay.interop.minari.values import with_one_bound, without_texts
@@ -56,8 +55,6 @@ _NAMES = {OBS: "observations", ACTION: "actions", REWARD: "rewards"}
 def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
-    *,
-    progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> Imported:
     """Import a data set of Minari into a new store, or resume an interrupted import.
@@ -69,8 +66,6 @@ def import_dataset(
         does not download; use ``minari download``.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this data set.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     **options
         The features to import, with their leaves and dtypes: see `Options`.
 
@@ -85,7 +80,7 @@ def import_dataset(
     StoreExists
         ``path`` exists, and is not an import of this data set.
     """
-    return import_into(path, _found(source), _DataSet, options, progress)
+    return import_into(path, _found(source), _DataSet, options)
 
 
 class _DataSet(Source):
@@ -161,8 +156,6 @@ def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     data_format: DataFormat = "hdf5",
     **options: Unpack[ExportOptions],
 ) -> Exported:
@@ -177,10 +170,6 @@ def export_dataset(
     path : str or path
         A name in the local folder of Minari, such as ``"mine/cartpole-v0"``, or a path. A text is a path if it begins
         with a dot or a slash, or does not end in a version such as "-v0". Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     data_format : {"hdf5", "arrow", "parquet"}
         The format of the files.
     **options
@@ -200,7 +189,7 @@ def export_dataset(
     def make_format(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
         return Format(_not_held(schema, data_format, noted), partial(write, data_format, name))
 
-    return export_from(store_or_path, target, make_format, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, target, make_format, options)
 
 
 def _home() -> Path:

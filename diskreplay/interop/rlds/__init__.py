@@ -31,7 +31,6 @@ from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import ENDS, METADATA, NO_FINAL_OBS, NOTES, PRIORITY, SCHEMA
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.importing import Imported, import_into
-from diskreplay.interop.exchange.progress import Progress
 
 with MissingExtra.raised_for("a data set of RLDS", "rlds"):
     from diskreplay.interop.rlds.features import NAME as NAME, feature_names
@@ -44,7 +43,6 @@ def import_dataset(
     source: str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
     splits: str | Sequence[str] | None = None,
     last: Literal["final", "step"] | None = None,
     **options: Unpack[Options],
@@ -62,8 +60,6 @@ def import_dataset(
         The folder of a version of the data set, which has ``features.json``.
     path : path
         The path of the store. Nothing may exist at this path, except an interrupted import of this data set.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
     splits : str or list of str, optional
         The splits to import, such as "train". None: all splits, in the order of `dataset_info.json`.
     last : str, optional
@@ -89,15 +85,13 @@ def import_dataset(
     if last is not None:
         check_option("last", last, ("final", "step"))
     chosen = [splits] if isinstance(splits, str) else splits
-    return import_into(path, source, partial(DataSet, chosen, last), options, progress)
+    return import_into(path, source, partial(DataSet, chosen, last), options)
 
 
 def export_dataset(
     store_or_path: Store | str | PathLike[str],
     path: str | PathLike[str],
     *,
-    progress: Progress | None = None,
-    dry_run: bool = False,
     name: str = "replay",
     **options: Unpack[ExportOptions],
 ) -> Exported:
@@ -112,10 +106,6 @@ def export_dataset(
         The store to export, or its path.
     path : path
         The path of the new folder. Nothing may exist at this path.
-    progress : callable, optional
-        Called as ``progress(done, total)``, with numbers of steps.
-    dry_run : bool
-        Only return the result; write nothing.
     name : str
         The name of the data set in TFDS: lower-case letters, digits and underscores.
     **options
@@ -136,7 +126,7 @@ def export_dataset(
     def make_format(schema: Schema, *_: object) -> Format:
         return Format(_not_held(schema), partial(write, name))
 
-    return export_from(store_or_path, path, make_format, options, progress=progress, dry_run=dry_run)
+    return export_from(store_or_path, path, make_format, options)
 
 
 def _not_held(schema: Schema) -> dict[str, str]:
