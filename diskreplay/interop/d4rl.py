@@ -286,8 +286,6 @@ class _Reader(Source):
     def _read_block(self, file: h5py.File, names: Mapping[str, str], bounds: Array) -> list[EpisodeData]:
         begin, end = int(bounds[0]), int(bounds[-1])
         block = {path: self._rows(file, array, begin, end) for path, array in names.items()}
-        if REWARD in block:
-            block[REWARD] = block[REWARD].reshape(end - begin)
         following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
         # Reading one row of a chunk takes as long as reading the whole chunk.
         chunked = [array for array in following.values() if self._arrays[array].chunks]

@@ -167,7 +167,6 @@ class _Replay(Source):
         first = self._parts[0][0].file
         self.names = self._paths(self._open(first))
         values = {path: self._open(first)[key] for path, key in self.names.items()}
-        values[REWARD] = values[REWARD].reshape(len(values[REWARD]))
         self.leaves = leaves_of(values, first)
 
     def _split(self, chain: Sequence[Path]) -> Iterator[list[_Part]]:
@@ -227,8 +226,6 @@ class _Replay(Source):
                 steps[path] = rows[key]
             else:
                 steps[path] = rows[key][:-1] if is_part(path, ACTION) and self._takes_actions else rows[key][1:]
-        if REWARD in steps:
-            steps[REWARD] = steps[REWARD].reshape(len(rows[REWARD]) - 1)
         terminal = rows.get(_DISCOUNT, np.ones(1))[-1] == 0
         if _TERMINAL in rows:
             terminal = as_flags(rows[_TERMINAL], f"{where}: {_TERMINAL}", FormatError)[-1]

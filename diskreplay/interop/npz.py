@@ -343,8 +343,6 @@ class _Arrays(Source):
         after = None if self._after is None else arrays.get(self._after)
         if after is not None and len(obs) == 1 and len(steps[obs[0]]) == part.stop - part.start:
             steps[obs[0]] = np.concatenate([steps[obs[0]], after[last : part.stop].astype(steps[obs[0]].dtype)])
-        if REWARD in steps:
-            steps[REWARD] = steps[REWARD].reshape(-1)
         ends, limits = flags
         if ends is None and limits is None:
             return EpisodeData(steps, self._told.ended == _TERMINATED, self._told.ended == _TRUNCATED, fields)
@@ -353,8 +351,6 @@ class _Arrays(Source):
 
     def _describe(self, lengths: Sequence[int], first: Arrays, fields: Arrays) -> None:
         rows = {path: first[name] for path, name in self._columns.items()}
-        if REWARD in rows:
-            rows[REWARD] = rows[REWARD].reshape(-1)
         self.leaves = leaves_of({**rows, **fields}, self.place, "; leave out an array by skip= (--skip NAME)")
         self.names = self._columns | {path: path.removeprefix(f"{FIELDS}/") for path in fields}
         self.episodes, self.steps = len(lengths), sum(lengths)

@@ -340,7 +340,7 @@ class _Demos(Source):
 
     def _steps(self, key: str, demo: h5py.h5g.GroupID, names: Mapping[str, str]) -> Rows:
         """Return a demonstration's arrays by path, with the observation after the last step if it is in the file."""
-        count, found = self._counts[key], Rows()
+        found = Rows()
         arrays = {path: self._checked(key, name, _find(demo, name)) for path, name in names.items()}
         check_memory(sum(array.nbytes for array in arrays.values()), f"{self.place}: {_DATA}/{key}")
         obs = [path for path in arrays if is_obs(path)]
@@ -357,8 +357,6 @@ class _Demos(Source):
                 before = np.asarray(read_array(self._checked(key, name, _find(demo, name)).item))[:1]
                 rows = np.concatenate([before.astype(found[path].dtype), found[path]])
                 found[path] = rows if has_final else rows[:-1]
-        if REWARD in found:
-            found[REWARD] = found[REWARD].reshape(count)
         return found
 
     def _add_final(self, key: str, following: "_Array", obs: NDArray[Any]) -> None:

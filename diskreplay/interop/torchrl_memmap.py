@@ -178,7 +178,6 @@ class _Transitions(Source):
         self._pieces = self._split(lanes)
         self.episodes, self.steps = len(self._pieces), sum(map(len, self._pieces))
         values = {path: self._leaves[key][:0, 0] for path, key in self.names.items()}
-        values[REWARD] = values[REWARD].reshape(0)
         self.leaves = leaves_of(values, folder, "; skip leaves keys out")
 
     def _next(self, key: str) -> NDArray[Any] | None:
@@ -263,8 +262,6 @@ class _Transitions(Source):
             if is_obs(path):
                 final = self._leaves[f"{_NEXT}/{key}"][self._order[last : piece.stop], lane]
                 steps[path] = with_final(steps[path], final, f"{self.place}: {_NEXT}/{key}")
-        if REWARD in steps:
-            steps[REWARD] = steps[REWARD].reshape(len(piece))
         terminated, truncated = (bool(self._flags[name][last, lane]) for name in (_TERMINATED, _TRUNCATED))
         return EpisodeData(steps, terminated, truncated)
 

@@ -297,8 +297,6 @@ class _DataSet(Source):
 
     def _leaves(self) -> dict[str, Field]:
         none = {path: np.empty((0, *column.shape[1:]), column.dtype) for path, column in self._columns.items()}
-        if REWARD in none:
-            none[REWARD] = none[REWARD].reshape(0)
         if self._layout:
             kept = self._layout.schema.leaves.items()
             return {path: leaf for path, leaf in kept if path in none or path not in self._layout.names}
@@ -324,11 +322,9 @@ class _DataSet(Source):
             with reading(f"{self.place}: rows {start} to {stop}"):
                 steps = {path: column.read(start, stop, stops) for path, column in columns.items()}
                 meta = {name: self._meta[name].read(number, number + 1, numbers)[0] for name in names}
-            yield self._episode(meta, stop - start, steps)
+            yield self._episode(meta, steps)
 
-    def _episode(self, meta: Rows, count: int, steps: dict[str, NDArray[Any]]) -> EpisodeData:
-        if REWARD in steps:
-            steps[REWARD] = steps[REWARD].reshape(count)
+    def _episode(self, meta: Rows, steps: dict[str, NDArray[Any]]) -> EpisodeData:
         if not self._layout:
             return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED)
         names, priority = self._layout.names, steps.pop(PRIORITY, None)

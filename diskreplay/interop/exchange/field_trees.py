@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -> dict[str, Field]:
+    """Return the fields of rows ``(n, *shape)`` by path; a reward is one number a step, whatever its shape."""
     found = dict[str, Field]()
     for path, values in rows.items():
         try:
-            found[path] = Field(values.shape[1:], values.dtype)
+            found[path] = Field(() if path == REWARD else values.shape[1:], values.dtype)
         except SchemaError as error:
             raise SchemaError(f"{place}: {path}: {error}{advice}") from None
     return found

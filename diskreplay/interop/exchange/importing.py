@@ -10,7 +10,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -458,8 +458,8 @@ class _Selection:
                 read = self.source.read(number, self._layout.paths)
                 with reading(self.source.place), closing(episodes_ahead(read)) as episodes:
                     for episode in episodes:
-                        _check_whole(self.source, number, episode, self._layout.paths)
-                        yield number, self._layout.apply(self.source.describe(number), episode)
+                        whole = _whole(self.source, number, episode, self._layout.paths)
+                        yield number, self._layout.apply(self.source.describe(number), whole)
                         number += 1
                     if number < self.source.episodes:
                         raise FormatError(
@@ -470,8 +470,13 @@ class _Selection:
                 number += 1
 
 
-def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> None:
-    """Check that an episode has all leaves in ``paths``: numbers of the declared shapes, with a row for each step."""
+def _whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> EpisodeData:
+    """Check that an episode has all leaves in ``paths``: numbers of the declared shapes, with a row for each step.
+
+    Return the episode with rewards ``(T,)``: files may have rewards ``(T, 1)``.
+    """
+    if (rewards := episode.steps.get(REWARD)) is not None:
+        episode = replace(episode, steps={**episode.steps, REWARD: rewards.reshape(len(rewards))})
     what = f"{source.describe(position)} of {source.name}"
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"{what} has no {missing[0]}; it has {', '.join(episode.steps)}")
@@ -481,7 +486,7 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
     for path, rows in episode.steps.items():
         if len(rows) != count + (is_obs(path) and episode.has_final_obs):
             raise FormatError(f"{what} has {len(rows)} rows of {path} and {count} of {shortest}")
-    shapes = {path: np.shape(rows)[1:] for path, rows in episode.steps.items() if path != REWARD}
+    shapes = {path: np.shape(rows)[1:] for path, rows in episode.steps.items()}
     shapes |= {path: np.shape(value) for path, value in episode.fields.items()}
     for path, shape in shapes.items():
         if path in paths and shape != source.leaves[path].shape:
@@ -489,6 +494,7 @@ def _check_whole(source: Source, position: int, episode: EpisodeData, paths: Col
     for path, values in {**episode.steps, **episode.fields}.items():
         if path in paths and (dtype := np.asarray(values).dtype).kind not in NUMBERS:
             raise SchemaError(f"{what} has {path} of the dtype {dtype}, which is not numeric")
+    return episode
 
 
 def _check_same(store: Store, existing: Episode, episode: EpisodeData, number: int) -> None:

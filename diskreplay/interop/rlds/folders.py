@@ -307,8 +307,6 @@ class DataSet(Source):
             else:
                 values = self._decoded(record, name, rows)
                 steps[path] = values if is_obs(path) else values[:count]
-        if REWARD in steps:
-            steps[REWARD] = steps[REWARD].reshape(count)
         terminal = f"{STEPS}{TERMINAL}"
         is_terminal = terminal in self._features and bool(self._decoded(record, terminal, rows)[-1])
         return EpisodeData(steps, is_terminal, not is_terminal, fields)
