@@ -14,11 +14,11 @@ such as JPEG XL, may have compressed images. An import reads these images if the
 import math
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import numpy as np
 import zarr
@@ -45,7 +45,7 @@ from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, Export
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, reading
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
-from diskreplay.interop.exchange.zarr_documents import Documents, Layout as ArrayLayout
+from diskreplay.interop.exchange.zarr_documents import Documents, Layout
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -142,27 +142,6 @@ def export_dataset(
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _opened(file: Path, stored: int) -> Iterator["_Group"]:
-    if not file.exists():
-        raise StoreNotFound(f"{file} is not a data set of zarr: there is no such folder or file")
-    with ExitStack() as opened:
-        try:
-            if file.is_file():
-                documents = Documents(file, opened.enter_context(zipfile.ZipFile(file)), stored)
-                store: Any = opened.enter_context(closing(ZipStore(file, mode="r")))
-            else:
-                documents, store = Documents(file, None, stored), LocalStore(file, read_only=True)
-            chunks = _BoundedStore(file, store)
-            # Consolidated metadata are not used: they may differ from the metadata files that are checked.
-            root = zarr.open_group(chunks, mode="r", use_consolidated=False)
-        except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(f"{file} is not a group of zarr: {error}") from None
-        yield _Group(file, root, documents, chunks, stored)
-
-
 class _BoundedStore(WrapperStore[Any]):
     """A store of zarr that refuses too large files, and chunks that would unpack to more bytes than they claim.
 
@@ -171,7 +150,7 @@ class _BoundedStore(WrapperStore[Any]):
 
     def __init__(self, file: Path, store: Any) -> None:
         super().__init__(store)
-        self._file, self._checked, self.layouts = file, set[str](), dict[str, ArrayLayout]()
+        self._file, self._checked, self.layouts = file, set[str](), dict[str, Layout]()
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
         layout = self.layouts.get("/".join(key.split("/")[:2]))
@@ -195,51 +174,6 @@ def _bytes_of(buffer: Any) -> memoryview:
     return data
 
 
-class _Group:
-    """The root group of a data set. Each array is checked before zarr opens it."""
-
-    def __init__(self, file: Path, root: zarr.Group, documents: Documents, chunks: _BoundedStore, stored: int) -> None:
-        self._file, self._root, self._documents, self._chunks, self.stored = file, root, documents, chunks, stored
-        self.attributes = root.attrs.asdict()
-
-    def names(self) -> list[str]:
-        return self._documents.members("data")
-
-    def array(self, name: str) -> "zarr.Array[Any]":
-        layout = self._documents.check(name)
-        try:
-            found = self._root[name]
-        except (KeyError, ValueError, TypeError) as error:
-            raise FormatError(f"{self._file} has no array {name}: {error}") from None
-        if not isinstance(found, zarr.Array) or not found.ndim or layout is None:
-            raise FormatError(f"{self._file}: {name} is not an array of rows")
-        self._chunks.layouts[name] = layout
-        check_claim(layout.nbytes, self.stored, f"{self._file}: {name}", _MOST_CONSTANT)
-        return found
-
-
-class _Layout(NamedTuple):
-    """The root group's attribute ``diskreplay``; ``names`` has the name of each leaf's array."""
-
-    schema: Schema
-    names: Mapping[str, str]
-    metadata: Mapping[str, Json]
-
-
-def _layout(file: Path, document: Json) -> _Layout | None:
-    if document is None:
-        return None
-    try:
-        if document["version"] != _VERSION:
-            raise FormatError(f"it has the version {document['version']!r:.50}, and this release reads {_VERSION}")
-        schema, names = Schema.from_json(document["schema"]), dict(document["names"])
-        if names.keys() != schema.step_leaves.keys() or not all(isinstance(name, str) for name in names.values()):
-            raise FormatError("it does not name an array of each leaf")
-        return _Layout(schema, names, dict(document["metadata"]))
-    except (FormatError, LookupError, TypeError, ValueError) as error:
-        raise FormatError(f"{file}: its attribute {_ATTRIBUTE!r} cannot be used: {error}") from None
-
-
 class _DataSet(Source):
     """An open data set. ``schema`` is None if the data set does not have the attribute ``diskreplay``."""
 
@@ -247,32 +181,75 @@ class _DataSet(Source):
 
     def __init__(self, ended: Ended, given: Given) -> None:
         super().__init__(given)
-        self._root = root = given.opened.enter_context(_opened(self.place, self.stored))
-        self._ended = ended
+        self._ended, self._root = ended, self._open(given.opened)
         stops = self._read_stops()
         self._rows = int(stops[-1]) if len(stops) else 0
         starts = np.concatenate([np.zeros(min(1, len(stops)), stops.dtype), stops[:-1]])
         self._numbers = np.flatnonzero(starts < stops).tolist()
         self._bounds = list(zip(*(ends[self._numbers].tolist() for ends in (starts, stops)), strict=True))
         self.episodes, self.steps = len(self._bounds), sum(stop - start for start, stop in self._bounds)
-        self._layout = _layout(self.place, root.attributes.get(_ATTRIBUTE))
+        self._arrays = self._described(self._root.attrs.asdict().get(_ATTRIBUTE))
         arrays = self._found()
         found = {path: name for path, name in arrays.items() if not self.choice.skips(name)}
         self.left_out = [name for name in arrays.values() if self.choice.skips(name)]
         self._columns = {path: self._column(f"data/{name}", path, self._rows) for path, name in found.items()}
         longest = max(map(len, self._columns.values()), default=0)
         self.not_kept = [f"rows {self._rows} to {longest}, after the last episode"] if longest > self._rows else []
-        self.metadata = self._layout.metadata if self._layout else {}
-        self.schema = self._layout.schema if self._layout else None
         self.leaves = self._leaves()
         self.names = found | {path: _meta_name(path) for path in self.leaves if is_part(path, FIELDS)}
         names = self._meta_names()
         self._meta = {name: self._column(f"meta/{name}", f"meta/{name}", len(stops)) for name in names}
 
+    def _open(self, opened: ExitStack) -> zarr.Group:
+        file = self.place
+        if not file.exists():
+            raise StoreNotFound(f"{file} is not a data set of zarr: there is no such folder or file")
+        try:
+            if file.is_file():
+                self._documents = Documents(file, opened.enter_context(zipfile.ZipFile(file)), self.stored)
+                store: Any = opened.enter_context(closing(ZipStore(file, mode="r")))
+            else:
+                self._documents, store = Documents(file, None, self.stored), LocalStore(file, read_only=True)
+            self._chunks = _BoundedStore(file, store)
+            # Consolidated metadata are not used: they may differ from the metadata files that are checked.
+            return zarr.open_group(self._chunks, mode="r", use_consolidated=False)
+        except (zipfile.BadZipFile, FileNotFoundError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"{file} is not a group of zarr: {error}") from None
+
+    def _array(self, name: str) -> "zarr.Array[Any]":
+        """Check an array, and open it."""
+        layout = self._documents.check(name)
+        try:
+            found = self._root[name]
+        except (KeyError, ValueError, TypeError) as error:
+            raise FormatError(f"{self.place} has no array {name}: {error}") from None
+        if not isinstance(found, zarr.Array) or not found.ndim or layout is None:
+            raise FormatError(f"{self.place}: {name} is not an array of rows")
+        self._chunks.layouts[name] = layout
+        check_claim(layout.nbytes, self.stored, f"{self.place}: {name}", _MOST_CONSTANT)
+        return found
+
+    def _described(self, document: Json) -> dict[str, str]:
+        """Read the attribute ``diskreplay``, and return the name of each leaf's array; empty without the attribute."""
+        if document is None:
+            return {}
+        try:
+            if document["version"] != _VERSION:
+                raise FormatError(f"it has the version {document['version']!r:.50}, and this release reads {_VERSION}")
+            self.schema, names = Schema.from_json(document["schema"]), dict(document["names"])
+            if names.keys() != self.schema.step_leaves.keys() or not all(isinstance(n, str) for n in names.values()):
+                raise FormatError("it does not name an array of each leaf")
+            self.metadata = dict(document["metadata"])
+            return names
+        except (FormatError, LookupError, TypeError, ValueError) as error:
+            raise FormatError(f"{self.place}: its attribute {_ATTRIBUTE!r} cannot be used: {error}") from None
+
     def _read_stops(self) -> NDArray[np.integer[Any]]:
         """Return, for each episode, the number of the row after the episode's last row."""
-        counts = self._root.array("meta/episode_ends")
-        check_claim(counts.size * counts.dtype.itemsize, self._root.stored, f"{self.place}: meta/episode_ends")
+        counts = self._array("meta/episode_ends")
+        check_claim(counts.size * counts.dtype.itemsize, self.stored, f"{self.place}: meta/episode_ends")
         ends = np.asarray(counts[...])
         if ends.ndim != 1 or ends.dtype.kind not in "iu" or (ends[1:] < ends[:-1]).any() or (ends[:1] < 0).any():
             raise FormatError(
@@ -282,31 +259,31 @@ class _DataSet(Source):
         return ends
 
     def _column(self, name: str, what: str, rows: int) -> "_Column":
-        column = _Column(self._root.array(name))
+        column = _Column(self._array(name))
         if len(column) < rows:
             raise FormatError(f"{self.place}: {what} has {len(column)} rows, and {rows} are needed")
         return column
 
     def _found(self) -> dict[str, str]:
         """Return the name of each leaf's array, by the leaf's path, such as ``{"obs/img": "img"}``."""
-        there = self._root.names()
-        if self._layout:
-            return dict(self._layout.names) | ({PRIORITY: PRIORITY} if PRIORITY in there else {})
+        there = self._documents.members("data")
+        if self.schema is not None:
+            return self._arrays | ({PRIORITY: PRIORITY} if PRIORITY in there else {})
         found = {f"{OBS}/{name}": name for name in there if name not in (ACTION, REWARD)}
         return found | {name: name for name in there if name in (ACTION, REWARD)}
 
     def _leaves(self) -> dict[str, Field]:
         none = {path: np.empty((0, *column.shape[1:]), column.dtype) for path, column in self._columns.items()}
-        if self._layout:
-            kept = self._layout.schema.leaves.items()
-            return {path: leaf for path, leaf in kept if path in none or path not in self._layout.names}
+        if self.schema is not None:
+            kept = self.schema.leaves.items()
+            return {path: leaf for path, leaf in kept if path in none or path not in self._arrays}
         return leaves_of(none, self.place, "; skip leaves arrays out")
 
     def _meta_names(self) -> list[str]:
-        if not self._layout:
+        if self.schema is None:
             return []
-        fields = [path for path in self._layout.schema.leaves if path.startswith("episode/")]
-        finals = [f"{_FINAL}{name}" for path, name in self._layout.names.items() if is_obs(path)]
+        fields = [path for path in self.schema.leaves if path.startswith("episode/")]
+        finals = [f"{_FINAL}{name}" for path, name in self._arrays.items() if is_obs(path)]
         return [_TERMINATED, _TRUNCATED, _HAS_FINAL, _HAS_FIELDS, *map(_meta_name, fields), *finals]
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
@@ -317,7 +294,7 @@ class _DataSet(Source):
         stops, numbers = np.array([stop for _, stop in self._bounds]), np.array(self._numbers) + 1
         for number, (start, stop) in zip(self._numbers[first:], self._bounds[first:], strict=True):
             what = f"{self.place}: the episode of rows {start} to {stop}"
-            check_claim((stop - start) * row_bytes, self._root.stored, what)
+            check_claim((stop - start) * row_bytes, self.stored, what)
             check_memory((stop - start) * row_bytes, what)
             with reading(f"{self.place}: rows {start} to {stop}"):
                 steps = {path: column.read(start, stop, stops) for path, column in columns.items()}
@@ -325,13 +302,13 @@ class _DataSet(Source):
             yield self._episode(meta, steps)
 
     def _episode(self, meta: Rows, steps: dict[str, NDArray[Any]]) -> EpisodeData:
-        if not self._layout:
+        if self.schema is None:
             return EpisodeData(steps, self._ended == _TERMINATED, self._ended == _TRUNCATED)
-        names, priority = self._layout.names, steps.pop(PRIORITY, None)
+        priority = steps.pop(PRIORITY, None)
         if meta[_HAS_FINAL]:
-            final = {path: meta[f"{_FINAL}{names[path]}"] for path in steps if is_obs(path)}
+            final = {path: meta[f"{_FINAL}{self._arrays[path]}"] for path in steps if is_obs(path)}
             steps |= {path: np.concatenate([steps[path], row[None]]) for path, row in final.items()}
-        fields = [path for path in self._layout.schema.leaves if is_part(path, FIELDS) and meta[_HAS_FIELDS]]
+        fields = [path for path in self.schema.leaves if is_part(path, FIELDS) and meta[_HAS_FIELDS]]
         return EpisodeData(
             steps,
             bool(meta[_TERMINATED]),
