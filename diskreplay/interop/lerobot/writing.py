@@ -20,7 +20,7 @@ from diskreplay import Field
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import EpisodeData, Json
 from diskreplay.interop.exchange.exporting import Plan
-from diskreplay.interop.lerobot import images, statistics
+from diskreplay.interop.lerobot import images
 from diskreplay.interop.lerobot.columns import arrow_type, library_type, nested_lists, to_arrow
 from diskreplay.interop.lerobot.features import (
     COUNTERS,
@@ -38,11 +38,16 @@ from diskreplay.interop.lerobot.features import (
 from diskreplay.interop.lerobot.metadata import DATA_PATH, EPISODES, FILE, INFO, STATS, TASKS, VIDEO_PATH
 
 Array = NDArray[Any]
+Numbers = NDArray[np.float64]
+Statistics = dict[str, Numbers]
 
 _FILES_A_CHUNK = 1000
 _DATA_MB, _VIDEO_MB = 100, 200
 _EPISODES_A_FILE = 8192
 _STATS = "stats/"
+# At most `_MOST_IMAGES` images of an episode are used for statistics. Images with a side of more than `_LONGEST_SIDE`
+# pixels are subsampled.
+_MOST_IMAGES, _LONGEST_SIDE = 64, 128
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class _DataSet:
         self._schema = _arrow_schema(self._stored)
         self._tasks = contents.tasks
         self._episodes = self._rows = self._number = 0
-        self._statistics: dict[str, statistics.Statistics] = {}
+        self._statistics: dict[str, Statistics] = {}
         self._file: _File | None = None
 
     def add(self, episode: EpisodeData) -> None:
@@ -124,10 +129,10 @@ class _DataSet:
         rows = {column.key: episode.steps[column.path] for column in self._contents.columns}
         rows |= self._flags(episode)
         counters = {name: values for name, values in self._counters(length).items() if name not in rows}
-        counted = {name: statistics.of_counter(each[0], each[-1], length) for name, each in counters.items()}
+        counted = {name: _of_counter(each[0], each[-1], length) for name, each in counters.items()}
         rows |= counters
         tasks = self._texts_of(rows[TASK])
-        found = {each.key: statistics.of_column(each, rows[each.key]) for each in self._counted} | counted
+        found = {each.key: _of_column(each, rows[each.key]) for each in self._counted} | counted
         arrays = [to_arrow(column, rows[column.key], self._contents.texts) for column in self._stored]
         line: dict[str, Any] = {EPISODE: self._episodes, "tasks": tasks, "length": length}
         line |= {"dataset_from_index": self._rows, "dataset_to_index": self._rows + length}
@@ -144,9 +149,9 @@ class _DataSet:
         meta = self._root / "meta"
         meta.mkdir(parents=True, exist_ok=True)
         pq.write_table(_tasks_table(self._tasks), self._root / TASKS)
-        found = statistics.as_json(self._statistics)
+        found = _as_json(self._statistics)
         noted = parse_json(self._contents.noted.get("stats") or "{}")
-        stats = noted if statistics.agree(self._statistics, noted) else found
+        stats = noted if _agree(self._statistics, noted) else found
         (self._root / STATS).write_text(json.dumps(stats, indent=4))
         (self._root / INFO).write_text(json.dumps(self._info(), indent=4, ensure_ascii=False), encoding="utf-8")
 
@@ -195,10 +200,10 @@ class _DataSet:
         unique = dict.fromkeys(numbers.tolist())
         return [self._tasks.setdefault(number, str(number)) for number in unique]
 
-    def _merge(self, found: Mapping[str, statistics.Statistics]) -> None:
+    def _merge(self, found: Mapping[str, Statistics]) -> None:
         for key, each in found.items():
-            parts = [statistics.merged(each)] + ([self._statistics[key]] if key in self._statistics else [])
-            self._statistics[key] = statistics.merged(statistics.stacked(parts))
+            parts = [_merged(each)] + ([self._statistics[key]] if key in self._statistics else [])
+            self._statistics[key] = _merged(_stacked(parts))
 
     def _info(self) -> dict[str, Json]:
         noted, fps = self._contents.noted.get("info", {}), self._contents.fps
@@ -231,7 +236,7 @@ class _File:
     def __init__(self, root: Path, number: int, schema: pa.Schema, videos: Sequence[Column], fps: float) -> None:
         self._root, self._number, self._fps = root, number, fps
         self.lines: list[dict[str, Any]] = []
-        self.statistics: list[dict[str, statistics.Statistics]] = []
+        self.statistics: list[dict[str, Statistics]] = []
         path = root / "data" / _file_name(number, "parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._sink = pa.OSFile(str(path), "wb")
@@ -262,7 +267,7 @@ class _File:
             where[f"videos/{key}/to_timestamp"] = writer.count / self._fps
         return where
 
-    def finish(self, fields: Mapping[str, pa.DataType]) -> dict[str, statistics.Statistics]:
+    def finish(self, fields: Mapping[str, pa.DataType]) -> dict[str, Statistics]:
         """Complete the files; return the statistics of each feature, ``(episodes, *shape)``, by the feature's name.
 
         ``fields`` has the Arrow types of episode fields, by the name of the column.
@@ -272,7 +277,7 @@ class _File:
         self.close()
         names = list(self.lines[0])
         columns = {name: pa.array([line[name] for line in self.lines], fields.get(name)) for name in names}
-        found = {key: statistics.stacked([each[key] for each in self.statistics]) for key in self.statistics[0]}
+        found = {key: _stacked([each[key] for each in self.statistics]) for key in self.statistics[0]}
         for key, each in found.items():
             for name, values in each.items():
                 numbers = values.astype(np.int64) if name == "count" else values
@@ -319,3 +324,88 @@ def _tasks_table(tasks: Mapping[int, str]) -> pa.Table:
 
 def _as_list(value: Any) -> Json:
     return None if value is None else np.asarray(value).tolist()
+
+
+# --- statistics of features, for each episode and for the whole data set ----------------------------------------------
+
+
+def _of_rows(rows: NDArray[Any]) -> Statistics:
+    """Return minimum, maximum, mean and standard deviation over all axes but the last, and the number of rows.
+
+    LeRobot computes the same statistics. Rows are ``(T, *shape)``; a scalar counts as a vector of one number.
+    """
+    numbers = rows.reshape(-1, rows.shape[-1] if rows.ndim > 1 else 1)
+    mean = numbers.mean(0, dtype=np.float64)
+    spread = numbers - mean
+    spread *= spread
+    return {
+        "min": numbers.min(0).astype(np.float64),
+        "max": numbers.max(0).astype(np.float64),
+        "mean": mean,
+        "std": np.sqrt(spread.mean(0)),
+        "count": np.array([len(rows)], np.float64),
+    }
+
+
+def _of_images(rows: NDArray[np.uint8], channels_first: bool) -> Statistics:
+    """Return the statistics of each channel, ``(channels, 1, 1)``, for pixels scaled to the range 0 to 1."""
+    some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOST_IMAGES)).astype(np.int64)]
+    some = images.as_rows_first(some, channels_first)
+    stride = -(-max(some.shape[1:3]) // _LONGEST_SIDE)
+    pixels = some[:, ::stride, ::stride].reshape(-1, some.shape[3])
+    found = {name: values[:, None, None] / 255 for name, values in _of_rows(pixels).items() if name != "count"}
+    return {**found, "count": np.array([len(some)], np.float64)}
+
+
+def _of_column(column: Column, rows: NDArray[Any]) -> Statistics:
+    if column.kind in ("image", "video"):
+        return _of_images(rows, column.channels_first)
+    return _of_rows(rows.reshape(len(rows), *column.shape))
+
+
+def _of_counter(first: float, last: float, count: int) -> Statistics:
+    """Return the statistics of ``count`` numbers that rise evenly from ``first`` to ``last``."""
+    spread = (last - first) * np.sqrt((count + 1) / (12 * (count - 1))) if count > 1 else 0.0
+    found = {"min": first, "max": last, "mean": (first + last) / 2, "std": spread, "count": count}
+    return {name: np.array([value], np.float64) for name, value in found.items()}
+
+
+def _merged(parts: Mapping[str, Numbers]) -> Statistics:
+    """Return the statistics of all rows; ``parts`` has the statistics of several sets of rows, ``(sets, *shape)``."""
+    counts = parts["count"].reshape(-1, *[1] * (parts["mean"].ndim - 1))
+    shares = counts / counts.sum()
+    mean = (parts["mean"] * shares).sum(0)
+    variance = ((parts["std"] ** 2 + (parts["mean"] - mean) ** 2) * shares).sum(0)
+    return {
+        "min": parts["min"].min(0),
+        "max": parts["max"].max(0),
+        "mean": mean,
+        "std": np.sqrt(variance),
+        "count": parts["count"].sum(0),
+    }
+
+
+def _stacked(parts: Sequence[Statistics]) -> Statistics:
+    return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+
+
+def _as_json(found: Mapping[str, Statistics]) -> dict[str, Json]:
+    return {
+        key: {
+            name: values.astype(np.int64 if name == "count" else np.float64).tolist() for name, values in each.items()
+        }
+        for key, each in found.items()
+    }
+
+
+def _agree(found: Mapping[str, Statistics], noted: Mapping[str, Json]) -> bool:
+    """Tell whether the statistics of written rows agree with the imported statistics; images are not compared."""
+    try:
+        return found.keys() == noted.keys() and all(
+            np.allclose(np.ravel(noted[key][name]), np.ravel(values), rtol=1e-4, atol=1e-6)
+            for key, each in found.items()
+            for name, values in each.items()
+            if name in ("min", "max", "mean") and each["mean"].shape[1:] != (1, 1)
+        )
+    except (KeyError, TypeError, ValueError):
+        return False

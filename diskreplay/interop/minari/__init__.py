@@ -23,32 +23,48 @@ of zeros for the reset. An episode that was cut is marked as truncated. In an ep
 last observation is repeated.
 """
 
+import json
 import os
-from collections.abc import Collection, Generator, Iterator, Mapping
+import re
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack, cast, get_args
+from typing import Any, Literal, Unpack, cast, get_args
+
+import numpy as np
 
 from diskreplay import FormatError, MissingExtra, Schema, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
-from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
+from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.foreign import read_document
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
-from diskreplay.interop.minari.arrow_files import INFOS, METADATA, Raw, read_file
-from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, derive
-from diskreplay.interop.minari.values import with_one_bound, without_texts
-from diskreplay.interop.minari.writing import DATA_SET_ID, NAME, DataFormat, write
+from diskreplay.interop.exchange.threads import write_behind
+from diskreplay.interop.minari.arrow_files import INFOS, METADATA, AnySpace, Raw, read_file, write_file
+from diskreplay.interop.minari.episodes import RESET_INFOS, SEED, Layout, derive, flat, with_one_bound, without_texts
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
+    import minari
+    from minari.data_collector import EpisodeBuffer
     from minari.dataset.minari_storage import MinariStorage
     from minari.serialization import deserialize_space, serialize_space
 
 __all__ = ["export_dataset", "import_dataset"]
 
+NAME = "minari"
+DataFormat = Literal["hdf5", "arrow", "parquet"]
+
+_DATA_SET_ID = re.compile(r"[-\w][-\w/]*-v\d+")  # a name in Minari's folder; any other text is a path
+_COMPUTED = {
+    *("total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding"),
+    *("observation_space", "action_space", "dataset_id", "minari_version"),
+}
+_SETS = "author", "author_email"
+# A group of episodes is written when it has `_WAITING_BYTES` bytes or `_WAITING_EPISODES` episodes.
+_WAITING_BYTES, _WAITING_EPISODES = 16 << 20, 512
 _NAMES = {OBS: "observations", ACTION: "actions", REWARD: "rewards"}
 
 
@@ -183,11 +199,11 @@ def export_dataset(
         ``data_format`` is unknown.
     """
     check_option("data_format", data_format, get_args(DataFormat))
-    name = path if isinstance(path, str) and DATA_SET_ID.fullmatch(path) else None
+    name = path if isinstance(path, str) and _DATA_SET_ID.fullmatch(path) else None
     target = _home() / name if name else Path(path)
 
     def make_format(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
-        return Format(_not_held(schema, data_format, noted), partial(write, data_format, name))
+        return Format(_not_held(schema, data_format, noted), partial(_write, data_format, name))
 
     return export_from(store_or_path, target, make_format, options)
 
@@ -198,7 +214,7 @@ def _home() -> Path:
 
 def _found(source: str | PathLike[str]) -> Path:
     places = [Path(source).absolute()]
-    if isinstance(source, str) and DATA_SET_ID.fullmatch(source):
+    if isinstance(source, str) and _DATA_SET_ID.fullmatch(source):
         places.insert(0, _home() / source)
     for place in places:
         for folder in (place / "data", place):
@@ -283,3 +299,81 @@ def _is_derived(schema: Schema, data_format: str) -> bool:
         and schema.episode.get(RESET_INFOS, schema.extra.get(INFOS)) == schema.extra.get(INFOS)
         and (data_format == "hdf5" or not schema.extra or RESET_INFOS in schema.episode)
     )
+
+
+# --- writing, in groups of episodes -----------------------------------------------------------------------------------
+
+
+def _write(data_format: DataFormat, name: str | None, plan: Plan, episodes: Iterable[EpisodeData]) -> None:
+    plan.path.mkdir()
+    writer = _Writer(plan, data_format, name)
+    write_behind(episodes, writer.write, _WAITING_BYTES, _WAITING_EPISODES)
+    writer.finish()
+
+
+class _Writer:
+    def __init__(self, plan: Plan, data_format: DataFormat, name: str | None) -> None:
+        self._plan, self._name, self._data_format = plan, name, data_format
+        self._in_arrow = data_format != "hdf5"
+        self._noted: dict[str, Json] = dict(plan.metadata)
+        is_own = self._noted.get("format") == NAME
+        self._metadata: dict[str, Json] = self._noted.get("metadata", {}) if is_own else {}
+        observation_space, action_space = self._spaces()
+        self._layout = Layout.of(plan.schema, without_texts(observation_space, "obs")[1])
+        self._folder = plan.path / "data"
+        self._storage = MinariStorage.new(
+            self._folder, observation_space, action_space, data_format=data_format, jpeg_encoding=False
+        )
+
+    def _spaces(self) -> tuple[AnySpace, AnySpace]:
+        """Return the spaces of the imported data set if these fit the schema, otherwise spaces made from the schema."""
+        schema = self._plan.schema
+        noted = [self._metadata.get(f"{part}_space") for part in ("observation", "action")]
+        if all(isinstance(text, str) for text in noted):
+            observation_space, action_space = map(deserialize_space, noted)
+            plain = Schema.from_spaces(without_texts(observation_space, "obs")[0], action_space)
+            if self._columns(plain) == self._columns(schema):
+                return observation_space, action_space
+        return space_of(schema.obs), space_of(schema.action)
+
+    def _columns(self, schema: Schema) -> dict[str, Any]:
+        """Return the shapes of observations and actions by path; for Arrow and Parquet, also return the dtypes."""
+        leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] in (OBS, ACTION)}
+        return {path: (leaf.shape, leaf.dtype if self._in_arrow else None) for path, leaf in leaves.items()}
+
+    def write(self, first: int, some: list[EpisodeData]) -> None:
+        episodes = [self._layout.raw(episode, in_arrow=self._in_arrow) for episode in some]
+        beyond = [episode.pop(METADATA) for episode in episodes]
+        if self._in_arrow:
+            for number, (episode, values) in enumerate(zip(episodes, beyond, strict=True), first):
+                self._write_arrow(number, episode, values)
+        else:
+            self._storage.update_episodes([EpisodeBuffer(**episode) for episode in episodes])
+            for number, values in enumerate(beyond, first):
+                if values:
+                    self._storage.update_episode_metadata([flat(values)], [number])
+
+    def _write_arrow(self, number: int, episode: Raw, beyond: dict[str, Any]) -> None:
+        storage, folder = self._storage, self._folder / str(number)
+        write_file(folder, self._data_format, storage.observation_space, storage.action_space, episode)
+        known = {name: episode[name] for name in (SEED, "options") if episode[name] is not None}
+        metadata = {"id": number, "total_steps": len(episode["rewards"]), **known, **beyond}
+        (folder / "metadata.json").write_text(json.dumps(metadata, default=np.ndarray.tolist))
+
+    def finish(self) -> None:
+        kept = {key: value for key, value in self._metadata.items() if key not in _COMPUTED}
+        kept |= {key: set(kept[key]) for key in _SETS if key in kept}
+        if self._noted and not self._metadata:
+            kept["diskreplay"] = self._noted
+        kept |= {"dataset_id": self._name_of(), "minari_version": minari.__version__}
+        kept |= {"total_episodes": self._plan.episodes, "total_steps": self._plan.steps}
+        kept["dataset_size"] = self._storage.get_size()
+        self._storage.update_metadata(kept)
+
+    def _name_of(self) -> str:
+        if self._name is not None:
+            return self._name
+        known, folder = self._metadata.get("dataset_id"), self._plan.path.name
+        if _DATA_SET_ID.fullmatch(folder):
+            return folder
+        return known if isinstance(known, str) else re.sub(r"[^-\w]", "-", folder) + "-v0"

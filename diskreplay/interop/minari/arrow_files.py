@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 
 from diskreplay import FormatError, MissingExtra
 from diskreplay.interop.exchange.foreign import reading
-from diskreplay.interop.minari.values import AnySpace
 
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     import pyarrow as pa
     import pyarrow.dataset as arrow_dataset
-    from gymnasium import spaces
+    from gymnasium import Space, spaces
     from PIL import Image
 
     from diskreplay.interop.arrow_arrays import from_arrow, to_arrow
 
-__all__ = ["ENDS", "INFOS", "METADATA", "Raw", "decode_images", "read_file", "write_file"]
+__all__ = ["ENDS", "INFOS", "METADATA", "AnySpace", "Raw", "decode_images", "read_file", "write_file"]
 
 INFOS, METADATA, ENDS = "infos", "metadata", ("terminations", "truncations")
 
 _IMAGES = ("JPEG", "PNG")
 
+AnySpace = Space[Any]
 Raw = dict[str, Any]  # an episode in Minari's form
 
 _ARRAYS = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary

@@ -1,5 +1,7 @@
 """Convert episodes of Minari to episodes of a store, and back."""
 
+import base64
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,19 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, FormatError, Schema, SchemaError
+from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD, EpisodeData, Json
 from diskreplay.interop.exchange.field_trees import nest
-from diskreplay.interop.minari.arrow_files import ENDS, INFOS, METADATA, Raw
-from diskreplay.interop.minari.values import AnySpace, flat, from_json, to_json, without_texts
+from diskreplay.interop.minari.arrow_files import ENDS, INFOS, METADATA, AnySpace, Raw
 from diskreplay.interop.step_values import as_flags
 
-__all__ = ["Layout", "derive"]
+with MissingExtra.raised_for("a data set of Minari", "minari"):
+    from gymnasium import spaces
+
+__all__ = ["Layout", "derive", "flat", "with_one_bound", "without_texts"]
 
 NOTE = "minari"
 RESET_INFOS, SEED = "reset_infos", "seed"
 
 _ABSENT, _NO_SEED, _TEXTS = "absent", "no_seed", "observations"
+_ARRAY, _TEXT_LIST, _COUNT = "@array", "@texts", "@count"
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Layout:
         metadata = {key: value for key, value in raw[METADATA].items() if key not in ("id", "total_steps")}
         self._seed(metadata, fields, notes)
         if metadata:
-            notes[METADATA] = to_json(metadata, METADATA)
+            notes[METADATA] = _to_json(metadata, METADATA)
         ends = {name: as_flags(raw[name], name, FormatError) for name in ENDS}
         for name, flags in ends.items():
             if (inner := np.flatnonzero(flags[:-1])).size:
@@ -70,7 +75,7 @@ class Layout:
         if not self.texts:
             return observations, {}
         values = flat(observations)
-        texts = {path: to_json(list(values.pop(path)), path) for path in self.texts}
+        texts = {path: _to_json(list(values.pop(path)), path) for path in self.texts}
         return nest(values), texts
 
     def _infos(self, infos: Raw, count: int, steps: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Json]]:
@@ -92,7 +97,7 @@ class Layout:
                 absent += [name]
         notes: dict[str, Json] = {_ABSENT: absent} if absent else {}
         if left:
-            notes[INFOS] = {name: to_json(value, name) for name, value in left.items()}
+            notes[INFOS] = {name: _to_json(value, name) for name, value in left.items()}
         return fields, notes
 
     def _seed(self, metadata: Raw, fields: dict[str, Any], notes: dict[str, Json]) -> None:
@@ -117,7 +122,7 @@ class Layout:
         schema, count = self.schema, len(episode)
         notes = _own(episode.notes)
         absent = notes.get(_ABSENT, [])
-        infos = {name: from_json(value) for name, value in notes.get(INFOS, {}).items()}
+        infos = {name: _from_json(value) for name, value in notes.get(INFOS, {}).items()}
         for name, path in self.infos.items():
             if name not in absent:
                 reset, rows = episode.fields.get(f"{FIELDS}/{RESET_INFOS}/{name}"), episode.steps[path]
@@ -126,8 +131,8 @@ class Layout:
                 infos[name] = rows if reset is None else np.concatenate([np.asarray(reset)[None], rows])
         observations = episode.tree(schema, OBS)
         if texts := notes.get(_TEXTS):
-            observations = nest(flat(observations) | {path: from_json(value) for path, value in texts.items()})
-        metadata = from_json(notes.get(METADATA, {}))
+            observations = nest(flat(observations) | {path: _from_json(value) for path, value in texts.items()})
+        metadata = _from_json(notes.get(METADATA, {}))
         if not notes.get(_NO_SEED) and (seed := episode.fields.get(f"{FIELDS}/{SEED}")) is not None:
             metadata[SEED] = int(seed)
         return {
@@ -210,3 +215,99 @@ def _info_fields(raw: Raw) -> tuple[dict[str, Field], dict[str, Field]]:
             if len(rows) > count:
                 resets[name] = leaf
     return infos, resets
+
+
+# --- values that are not arrays, as JSON and back, and simpler spaces -------------------------------------------------
+
+
+def _to_json(value: Any, name: str) -> Any:
+    if value is None or isinstance(value, bool | str) or type(value) is int:
+        return value
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(item, f"{name}/{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple) and not all(isinstance(item, str | bytes) for item in value):
+        return [_to_json(item, name) for item in value]
+    return _array_to_json(np.asarray(value), name)
+
+
+def _array_to_json(array: NDArray[Any], name: str) -> Any:
+    if array.dtype.kind in "biuf":
+        return {_ARRAY: [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]}
+    if array.ndim <= 1 and array.dtype.kind in "OSU":
+        texts = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1).tolist()]
+        if all(isinstance(text, str) for text in texts):
+            if len(set(texts)) == 1 < len(texts):
+                return {_TEXT_LIST: texts[:1], _COUNT: len(texts)}
+            return {_TEXT_LIST: texts} if array.ndim else texts[0]
+        return [_to_json(item, name) for item in array.tolist()]
+    raise SchemaError(f"{name}: values of the type {array.dtype} cannot be imported")
+
+
+def _from_json(value: Any) -> Any:
+    """Return the value that `_to_json` converted to ``value``; an array of texts becomes a list."""
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _ARRAY in value:
+        dtype, shape, data = value[_ARRAY]
+        return np.frombuffer(base64.b64decode(data), dtype).reshape(shape)[()]
+    if _TEXT_LIST in value:
+        return value[_TEXT_LIST] * int(value.get(_COUNT, 1))
+    return {key: _from_json(item) for key, item in value.items()}
+
+
+def flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """Return the values in nested dicts and tuples by path, such as "a/0" for item 0 of the tuple "a"."""
+    if isinstance(tree, tuple):
+        tree = {str(i): item for i, item in enumerate(tree)}
+    if not isinstance(tree, Mapping):
+        return {path: tree}
+    return {
+        name: value
+        for key, item in tree.items()
+        for name, value in flat(item, f"{path}/{key}" if path else key).items()
+    }
+
+
+def without_texts(space: AnySpace, name: str) -> tuple[AnySpace, list[str]]:
+    """Return a space without the texts in its dicts, and the paths of these texts, with slashes between the keys.
+
+    SchemaError is raised if the space has only texts. The message calls the space ``name``.
+    """
+    kept, texts = _without_texts(space, "")
+    if kept is None:
+        raise SchemaError(f"{name}: a {type(space).__name__} space with only texts cannot be stored")
+    return kept, texts
+
+
+def _without_texts(space: AnySpace, path: str) -> tuple[AnySpace | None, list[str]]:
+    if isinstance(space, spaces.Text):
+        return None, [path]
+    if not isinstance(space, spaces.Dict):
+        return space, []
+    kept, texts = OrderedDict(), []
+    for key, inner in space.spaces.items():
+        rest, found = _without_texts(inner, f"{path}/{key}" if path else key)
+        texts += found
+        if rest is not None:
+            kept[key] = rest
+    return (spaces.Dict(kept) if kept else None), texts
+
+
+def with_one_bound(space: AnySpace) -> AnySpace:
+    """Return a copy of a space; a Box becomes a Box of one number, with the bounds of the old Box's first number.
+
+    If Minari's JSON keeps the copy exactly, it keeps the space exactly, too. The copy is converted faster: a Box may
+    have many thousand bounds.
+    """
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict(OrderedDict((key, with_one_bound(inner)) for key, inner in space.spaces.items()))
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([with_one_bound(inner) for inner in space.spaces])
+    if isinstance(space, spaces.Box):
+        low, high = (bounds.reshape(-1)[:1] for bounds in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype.type)
+    return space

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diskreplay import MissingExtra
-from diskreplay.interop.minari.arrow_files import ENDS, INFOS, Raw, decode_images
-from diskreplay.interop.minari.values import AnySpace
+from diskreplay.interop.minari.arrow_files import ENDS, INFOS, AnySpace, Raw, decode_images
 
 with MissingExtra.raised_for("a data set of Minari in HDF5", "minari"):
     import h5py

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import diskreplay as dr
 from diskreplay.interop.ray.messages import Form, Joined, Part, Reply, Request, Target, Update, joined_updates
+from diskreplay.interop.ray.shard import SharedSampler
 from diskreplay.interop.ray.shard_group import Lost, ShardGroup
-from diskreplay.interop.ray.shared_sampler import SharedSampler
 
 
 class LocalShard:
