@@ -28,18 +28,14 @@ from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, St
 from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
-    CUT,
     EXTRA,
     FIELDS,
-    METADATA,
-    NO_FINAL_OBS,
-    NOTES,
     OBS,
     PRIORITY,
     REWARD,
-    SCHEMA,
     EpisodeData,
     Json,
+    Lacking,
     is_obs,
     is_part,
 )
@@ -86,12 +82,12 @@ _NEEDED = ("observations", "actions", REWARDS, TERMINALS)
 _BUFFER_BYTES = 1 << 20  # the rows of an array are written in blocks of this number of bytes
 _COMPRESSIONS = "gzip", "lzf", None
 _REASONS = {
-    SCHEMA: "bounds of spaces, tuples and episode fields",
-    CUT: "an episode that was cut has the flag of a timeout",
-    NO_FINAL_OBS: "every step has a next observation; the last one of such an episode is repeated",
+    Lacking.SCHEMA: "bounds of spaces, tuples and episode fields",
+    Lacking.CUT: "an episode that was cut has the flag of a timeout",
+    Lacking.NO_FINAL_OBS: "every step has a next observation; the last one of such an episode is repeated",
     PRIORITY: "there is no array of initial priorities",
-    NOTES: "there is no place for the notes of an episode",
-    METADATA: "it belongs to another format",
+    Lacking.NOTES: "there is no place for the notes of an episode",
+    Lacking.METADATA: "it belongs to another format",
 }
 
 
@@ -176,13 +172,13 @@ def _format(
     has_next = any(episode.has_final_obs for episode in episodes)
     is_own = noted.get("format") == NAME
     not_held = {path: reason for path in schema.leaves if (reason := _reason(path)) is not None}
-    not_held |= {name: reason for name, reason in _REASONS.items() if not (is_own and name == METADATA)}
+    not_held |= {name: reason for name, reason in _REASONS.items() if not (is_own and name == Lacking.METADATA)}
     if _own_schema(schema) == schema:
-        del not_held[SCHEMA]
+        del not_held[Lacking.SCHEMA]
     if not has_next:
-        del not_held[NO_FINAL_OBS]
+        del not_held[Lacking.NO_FINAL_OBS]
     if not any(episode.cut for episode in episodes[:-1]):
-        del not_held[CUT]
+        del not_held[Lacking.CUT]
     metadata = noted["metadata"] if is_own else {}
     return Format(not_held, lambda plan, episodes: write(plan, episodes, has_next, metadata, compression))
 

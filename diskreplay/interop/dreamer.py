@@ -31,16 +31,12 @@ from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotF
 from diskreplay.interop.exchange.choosing import Options, is_in
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
-    ENDS,
     EXTRA,
-    METADATA,
-    NO_FINAL_OBS,
-    NOTES,
     OBS,
     PRIORITY,
     REWARD,
-    SCHEMA,
     EpisodeData,
+    Lacking,
     is_obs,
     is_part,
 )
@@ -315,11 +311,13 @@ def _not_held(schema: Schema) -> dict[str, str]:
     no_place = "a replay of Dreamer has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: no_place,
-        ENDS: "cut episodes become truncated, and an episode that is terminated and truncated becomes terminated",
-        NO_FINAL_OBS: "without a final observation, the last one is repeated",
-        NOTES: no_place,
-        SCHEMA: no_place,
-        METADATA: no_place,
+        Lacking.ENDS: (
+            "cut episodes become truncated, and an episode that is terminated and truncated becomes terminated"
+        ),
+        Lacking.NO_FINAL_OBS: "without a final observation, the last one is repeated",
+        Lacking.NOTES: no_place,
+        Lacking.SCHEMA: no_place,
+        Lacking.METADATA: no_place,
     }
 
 

@@ -28,18 +28,14 @@ from diskreplay import FormatError, MissingExtra, Schema, Store
 from diskreplay.interop.exchange.choosing import Options, is_in
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
-    ENDS,
     EXTRA,
     FIELDS,
-    METADATA,
-    NO_FINAL_OBS,
-    NOTES,
     OBS,
     PRIORITY,
     REWARD,
-    SCHEMA,
     EpisodeData,
     Json,
+    Lacking,
     is_obs,
     is_part,
 )
@@ -81,12 +77,12 @@ _COUNTS = "num_samples", "total"
 _ATTRIBUTE_BYTES = 60_000  # an export writes no larger attributes; HDF5 allows 64 KiB
 _ALONE = f"{OBS}/{OBS}"  # in a file, the name of an observation that is not a dict
 _REASONS = {
-    SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
+    Lacking.SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
     PRIORITY: "robomimic has no initial priorities",
-    METADATA: "the note of an import from another format is not kept",
-    NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
-    ENDS: "a cut episode becomes truncated, and an episode with both flags becomes terminated",
-    NOTES: "only texts are kept, as attributes",
+    Lacking.METADATA: "the note of an import from another format is not kept",
+    Lacking.NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
+    Lacking.ENDS: "a cut episode becomes truncated, and an episode with both flags becomes terminated",
+    Lacking.NOTES: "only texts are kept, as attributes",
 }
 
 
@@ -158,7 +154,7 @@ def export_dataset(
 
     def made(schema: Schema, _: object, noted: Mapping[str, Json]) -> Format:
         own = noted.get("format") == NAME
-        lost = {name: why for name, why in _REASONS.items() if not (own and name == METADATA)}
+        lost = {name: why for name, why in _REASONS.items() if not (own and name == Lacking.METADATA)}
         taken = {path: "the name is taken" for path in schema.leaves if _taken(path)}
         for path, leaf in schema.leaves.items():
             is_attribute = is_part(path, FIELDS) and not is_part(path.removeprefix(f"{FIELDS}/"), _INITIAL)

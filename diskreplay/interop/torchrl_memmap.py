@@ -29,20 +29,7 @@ from numpy.typing import NDArray
 
 from diskreplay import FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options
-from diskreplay.interop.exchange.episode_data import (
-    ACTION,
-    CUT,
-    EXTRA,
-    METADATA,
-    NO_FINAL_OBS,
-    NOTES,
-    OBS,
-    PRIORITY,
-    REWARD,
-    SCHEMA,
-    EpisodeData,
-    is_obs,
-)
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, Lacking, is_obs
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_memory, read_document, reading
@@ -370,11 +357,11 @@ def _not_held(schema: Schema) -> dict[str, str]:
     no_place = "a transition has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
         PRIORITY: "samplers of TorchRL keep their own priorities",
-        CUT: "cut episodes become truncated",
-        NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
-        NOTES: no_place,
-        SCHEMA: "only shapes and dtypes are kept",
-        METADATA: no_place,
+        Lacking.CUT: "cut episodes become truncated",
+        Lacking.NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
+        Lacking.NOTES: no_place,
+        Lacking.SCHEMA: "only shapes and dtypes are kept",
+        Lacking.METADATA: no_place,
     }
 
 

@@ -32,12 +32,12 @@ from diskreplay.interop.exchange.choosing import Options, check_option
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     FIELDS,
-    NOTES,
     OBS,
     PRIORITY,
     REWARD,
     EpisodeData,
     Json,
+    Lacking,
     is_obs,
     is_part,
 )
@@ -134,7 +134,7 @@ def export_dataset(
 
     def make_format(schema: Schema, *_: object) -> Format:
         found = _names(schema)
-        return Format({NOTES: "zarr arrays have no place for them"}, partial(_write, zarr_format, found))
+        return Format({Lacking.NOTES: "zarr arrays have no place for them"}, partial(_write, zarr_format, found))
 
     return export_from(store_or_path, path, make_format, options)
 

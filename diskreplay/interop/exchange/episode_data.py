@@ -14,21 +14,23 @@ Arrays = Mapping[str, NDArray[Any]]
 
 OBS, ACTION, REWARD, EXTRA, FIELDS = "obs", "action", "reward", "extra", "episode"
 PRIORITY = "priority"
-HIDDEN = "hidden"
-FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
-ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
-"""Names of data that some formats cannot hold.
+HIDDEN = "hidden"  # the first steps of an episode, hidden from samplers by a limit on capacity or age
 
 
-- ``hidden``: the first steps of an episode, hidden from samplers by a limit on capacity or age.
-- ``final_obs``: the observation after the last step.
-- ``no_final_obs``: an episode without a final observation. If a format cannot hold an episode without a final
-  observation, the export repeats the observation of the last step.
-- ``ends``: an episode that is both terminated and truncated, or neither of the two.
-- ``cut``: an episode that is neither terminated nor truncated.
-- ``notes``: data of an episode that no array holds. ``schema``: details of the schema, such as bounds of spaces.
-  ``metadata``: the import's note about the whole data set.
-"""
+class Lacking:
+    """Names of data that some formats cannot hold, next to paths of leaves, `PRIORITY` and `HIDDEN`.
+
+    - ``final_obs``: the observation after the last step.
+    - ``no_final_obs``: an episode without a final observation. If a format cannot hold an episode without a final
+      observation, the export repeats the observation of the last step.
+    - ``ends``: an episode that is both terminated and truncated, or neither of the two.
+    - ``cut``: an episode that is neither terminated nor truncated.
+    - ``notes``: data of an episode that no array holds. ``schema``: details of the schema, such as bounds of spaces.
+      ``metadata``: the import's note about the whole data set.
+    """
+
+    FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
+    ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
 
 
 @dataclass(frozen=True)

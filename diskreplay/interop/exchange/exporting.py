@@ -19,19 +19,13 @@ from numpy.typing import NDArray
 from diskreplay import Episode, NotEnoughData, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
 from diskreplay.interop.exchange.choosing import Choice, Layout, Names, lay_out
 from diskreplay.interop.exchange.episode_data import (
-    CUT,
-    ENDS,
     EXTRA,
-    FINAL_OBS,
     HIDDEN,
-    METADATA,
-    NO_FINAL_OBS,
-    NOTES,
     PRIORITY,
     REWARD,
-    SCHEMA,
     EpisodeData,
     Json,
+    Lacking,
     is_obs,
     with_hidden,
 )
@@ -126,7 +120,7 @@ class Format:
     ----------
     not_held : mapping
         The data that the format cannot hold, with the reasons. A key is the path of a leaf, or a name such as
-        `NO_FINAL_OBS` that `diskreplay.interop.exchange.episode_data` defines.
+        `Lacking.NO_FINAL_OBS` that `diskreplay.interop.exchange.episode_data` defines.
     write : callable
         ``write(plan, episodes)`` writes a data set of these episodes. If ``write`` raises, `export_from` removes the
         files. All ``episodes`` have a final observation if "no_final_obs" is in ``not_held``. No episode has a final
@@ -307,9 +301,9 @@ def _read(
         data = episode.read(schema)
         if hidden is not None:
             data = data.with_hidden(hidden)
-        if NO_FINAL_OBS in not_held:
+        if Lacking.NO_FINAL_OBS in not_held:
             data = data.with_final_obs()
-        yield data.without_final_obs() if FINAL_OBS in not_held else data
+        yield data.without_final_obs() if Lacking.FINAL_OBS in not_held else data
 
 
 def _counted(episodes: Iterable[EpisodeData], tally: Tally) -> Iterator[EpisodeData]:
@@ -410,7 +404,7 @@ def find_not_held(
     ``lacking`` is a `Format.not_held`.
     """
     # `place_hidden` puts HIDDEN into ``lacking`` only if steps are hidden.
-    found = {SCHEMA, HIDDEN} | ({METADATA} if noted else set()) | schema.step_leaves.keys()
+    found = {Lacking.SCHEMA, HIDDEN} | ({Lacking.METADATA} if noted else set()) | schema.step_leaves.keys()
     for episode in episodes:
         missing = lacking.keys() - found
         if not missing:
@@ -425,13 +419,13 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
     Episode fields and priorities are looked up only if their names are in ``among``.
     """
     found = {path for path in (schema.leaves.keys() - schema.step_leaves.keys()) & among if episode.has_field(path)}
-    found.add(FINAL_OBS if episode.has_final_obs else NO_FINAL_OBS)
+    found.add(Lacking.FINAL_OBS if episode.has_final_obs else Lacking.NO_FINAL_OBS)
     if episode.terminated == episode.truncated:
-        found |= {ENDS} if episode.terminated else {ENDS, CUT}
+        found |= {Lacking.ENDS} if episode.terminated else {Lacking.ENDS, Lacking.CUT}
     if PRIORITY in among and episode.has_priorities:
         found.add(PRIORITY)
     if episode.has_notes:
-        found.add(NOTES)
+        found.add(Lacking.NOTES)
     return found
 
 

@@ -33,19 +33,13 @@ from diskreplay import (
 )
 from diskreplay.interop.exchange.choosing import Choice, Layout, Options, SourceEpisode, lay_out
 from diskreplay.interop.exchange.episode_data import (
-    CUT,
-    ENDS,
     FIELDS,
-    FINAL_OBS,
     HIDDEN,
-    METADATA,
-    NO_FINAL_OBS,
-    NOTES,
     PRIORITY,
     REWARD,
-    SCHEMA,
     EpisodeData,
     Json,
+    Lacking,
     is_obs,
     is_part,
 )
@@ -589,7 +583,7 @@ def import_notes(store: Store) -> tuple[dict[str, Json], dict[int, Json]]:
 # --- side folders of earlier releases --------------------------------------------------------------------------------
 
 
-_VALUES = FINAL_OBS, NO_FINAL_OBS, ENDS, CUT, NOTES, PRIORITY, HIDDEN
+_VALUES = Lacking.FINAL_OBS, Lacking.NO_FINAL_OBS, Lacking.ENDS, Lacking.CUT, Lacking.NOTES, PRIORITY, HIDDEN
 _NAME, _DOCUMENT, _VERSION = "diskreplay", "export.json", 1
 
 
@@ -616,8 +610,8 @@ def ignored_values(place: Path, format_name: str, schema: Schema, metadata: Mapp
             exported, noted = Schema.from_json(document["schema"]), document["metadata"]
             names = [name for name in document["not_held"] if name in (*_VALUES, *exported.leaves)]
             if noted and noted != metadata and noted["format"] != format_name:
-                names.append(METADATA)
+                names.append(Lacking.METADATA)
             if exported != schema:
-                names.append(SCHEMA)
+                names.append(Lacking.SCHEMA)
         return side, ", ".join(names)
     return place, ""

@@ -37,7 +37,7 @@ from typing import Unpack
 
 from diskreplay import Field, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.choosing import Options
-from diskreplay.interop.exchange.episode_data import FIELDS, FINAL_OBS, METADATA, NOTES, PRIORITY, REWARD, SCHEMA, Json
+from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, REWARD, Json, Lacking
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.importing import Imported, import_into
 from diskreplay.interop.lerobot.features import (
@@ -61,11 +61,11 @@ __all__ = ["export_dataset", "import_dataset"]
 
 _FPS = 30
 _REASONS = {
-    FINAL_OBS: "an episode of LeRobot has no observation after its last step",
-    SCHEMA: "tuples and bounds of spaces are not kept, and scalars become vectors of one number",
+    Lacking.FINAL_OBS: "an episode of LeRobot has no observation after its last step",
+    Lacking.SCHEMA: "tuples and bounds of spaces are not kept, and scalars become vectors of one number",
     PRIORITY: "LeRobot has no initial priorities",
-    NOTES: "LeRobot has no place for notes of an episode",
-    METADATA: "the note of an import from another format is not kept",
+    Lacking.NOTES: "LeRobot has no place for notes of an episode",
+    Lacking.METADATA: "the note of an import from another format is not kept",
 }
 
 
@@ -157,9 +157,9 @@ def _format(
     fields, others = fields_of(schema)
     not_held = {**lacking, **others, **_REASONS}
     if own:
-        del not_held[METADATA]
+        del not_held[Lacking.METADATA]
     if _derived(columns, schema, episodes) == schema:
-        del not_held[SCHEMA]
+        del not_held[Lacking.SCHEMA]
     keys = {column.key for column in columns}
     if TIMESTAMP in keys and any(column.kind == "video" for column in columns):
         raise SchemaError("the store has a timestamp of each step, and a video has a fixed rate; use video=False")
