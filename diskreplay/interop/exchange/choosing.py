@@ -37,7 +37,20 @@ _HINTS = {OBS: ("obs", "state", "image", "rgb", "cam"), ACTION: ("act",), REWARD
 _ROLE = re.compile(r"^(obs|observations?|actions?|next|extra)[./]")
 
 
-class Options(TypedDict, total=False):
+class SharedOptions(TypedDict, total=False):
+    """The options of imports and of exports; `Options` and `ExportOptions` describe them."""
+
+    obs: Names | None
+    action: Names | None
+    reward: Names | None
+    extra: Names | None
+    rename: Mapping[str, str] | None
+    skip: str | Sequence[str]
+    dtype: Mapping[str, Any] | None
+    progress: Progress | None
+
+
+class Options(SharedOptions, total=False):
     """The options that every ``import_dataset`` takes.
 
     Attributes
@@ -67,17 +80,9 @@ class Options(TypedDict, total=False):
         Called as ``progress(done, total)``, with numbers of steps.
     """
 
-    obs: Names | None
-    action: Names | None
-    reward: Names | None
-    extra: Names | None
-    rename: Mapping[str, str] | None
-    skip: str | Sequence[str]
     on_error: OnError
     compression: str | tuple[str, int] | None
-    dtype: Mapping[str, Any] | None
     where: "Callable[[SourceEpisode], bool] | None"
-    progress: Progress | None
 
 
 @dataclass(frozen=True)

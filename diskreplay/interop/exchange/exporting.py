@@ -11,13 +11,13 @@ from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay import Episode, NotEnoughData, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
-from diskreplay.interop.exchange.choosing import Choice, Layout, Names, lay_out
+from diskreplay.interop.exchange.choosing import Choice, Layout, SharedOptions, lay_out
 from diskreplay.interop.exchange.episode_data import (
     EXTRA,
     HIDDEN,
@@ -30,7 +30,7 @@ from diskreplay.interop.exchange.episode_data import (
     with_hidden,
 )
 from diskreplay.interop.exchange.importing import check_place, import_notes
-from diskreplay.interop.exchange.progress import Announced, Progress, Tally
+from diskreplay.interop.exchange.progress import Announced, Tally
 
 Where = Callable[[Episode], bool]
 
@@ -40,7 +40,7 @@ RENAMED = {"names": "rename"}
 _PREFIX_CHARACTERS = 48
 
 
-class ExportOptions(TypedDict, total=False):
+class ExportOptions(SharedOptions, total=False):
     """The options that every ``export_dataset`` takes.
 
     Imports have the same options, with names of features in the data set instead of paths in the store. The export
@@ -73,15 +73,7 @@ class ExportOptions(TypedDict, total=False):
         Only return the result; write nothing.
     """
 
-    obs: Names | None
-    action: Names | None
-    reward: Names | None
-    extra: Names | None
-    rename: Mapping[str, str] | None
-    skip: str | Sequence[str]
-    dtype: Mapping[str, Any] | None
     where: Where | None
-    progress: Progress | None
     dry_run: bool
 
 

@@ -137,19 +137,16 @@ def export_dataset(
     if fps is not None and not fps > 0:
         raise SchemaError(f"fps must be more than 0, not {fps}")
 
-    def made(schema: Schema, episodes: Sequence[ChosenEpisode], noted: Mapping[str, Json]) -> Format:
-        return _format(schema, episodes, noted, fps, task, video)
-
-    return export_from(store_or_path, path, made, options)
+    return export_from(store_or_path, path, partial(_format, fps, task, video), options)
 
 
 def _format(
-    schema: Schema,
-    episodes: Sequence[ChosenEpisode],
-    noted: Mapping[str, Json],
     fps: float | None,
     task: str,
     video: bool,
+    schema: Schema,
+    episodes: Sequence[ChosenEpisode],
+    noted: Mapping[str, Json],
 ) -> Format:
     own = _own(noted)
     columns, lacking = columns_of(schema, own, video=video)
