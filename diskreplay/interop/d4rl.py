@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.choosing import Options, check_option
+from diskreplay.interop.exchange.columns import ColumnReader, ColumnWriter
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     EXTRA,
@@ -39,15 +40,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import (
-    ChosenEpisode,
-    ColumnWriter,
-    Exported,
-    ExportOptions,
-    Format,
-    Plan,
-    export_from,
-)
+from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import schema_of_leaves
 from diskreplay.interop.exchange.foreign import NUMBERS, check_memory
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
@@ -259,42 +252,26 @@ class _Reader(Source):
         self.episodes = len(self._bounds) - 1
 
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
-        """Yield the episodes in the order of the file, from number ``first`` on, with the wanted leaves."""
         names = {path: array for path, array in self.names.items() if path in wanted}
-        row_bytes = sum(self._arrays[array].row_bytes for array in names.values()) or 1
-        rows = max(1, _BLOCK_BYTES // row_bytes, self._chunk_rows())
+        following = {path: next_of(path) for path in names if is_obs(path) and next_of(path) in self._arrays}
+        row_bytes = sum(self._arrays[array].row_bytes for array in names.values())
         with _opened(self.place) as file:
-            while first < self.episodes:
-                begin = self._bounds[first]
-                stop = max(int(np.searchsorted(self._bounds, begin + rows, "right")) - 1, first + 1)
-                nbytes = int(self._bounds[stop] - begin) * row_bytes
-                check_memory(nbytes, f"{self.place}: a block of rows from {begin}")
-                try:
-                    episodes = self._read_block(file, names, self._bounds[first : stop + 1])
-                except OSError:
-                    if stop == first + 1:
-                        raise
-                    rows = 1  # read the episodes one by one, so that all episodes before the damage are read
-                    continue
-                yield from episodes
-                first = stop
+            columns = {name: self._column(file, name) for name in (*names.values(), *following.values())}
+            for start, stop in pairwise(self._bounds[first:].tolist()):
+                check_memory((stop - start) * row_bytes, f"{self.place}: the episode of rows {start} to {stop}")
+                steps = {path: columns[array].read(start, stop, self._bounds) for path, array in names.items()}
+                for path, array in following.items():
+                    final = columns[array].read(stop - 1, stop, self._bounds)
+                    steps[path] = with_final(steps[path], final, f"{self.place}: {array!r}")
+                yield EpisodeData(steps, bool(self._terminated[stop - 1]), bool(self._truncated[stop - 1]))
 
-    def _read_block(self, file: h5py.File, names: Mapping[str, str], bounds: Array) -> list[EpisodeData]:
-        begin, end = int(bounds[0]), int(bounds[-1])
-        block = {path: self._rows(file, array, begin, end) for path, array in names.items()}
-        following = {path: next_of(path) for path in block if is_obs(path) and next_of(path) in self._arrays}
-        # Reading one row of a chunk takes as long as reading the whole chunk.
-        chunked = [array for array in following.values() if self._arrays[array].chunks]
-        behind = {array: self._rows(file, array, begin, end) for array in chunked}
-        episodes = list[EpisodeData]()
-        for start, last in pairwise((bounds - begin).tolist()):
-            steps = {path: values[start:last] for path, values in block.items()}
-            at = begin + last - 1
-            for path, array in following.items():
-                final = behind[array][last - 1 : last] if array in behind else self._rows(file, array, at, at + 1)
-                steps[path] = with_final(steps[path], final, f"{self.place}: {array!r}")
-            episodes.append(EpisodeData(steps, bool(self._terminated[at]), bool(self._truncated[at])))
-        return episodes
+    def _column(self, file: h5py.File, name: str) -> ColumnReader:
+        chunks = self._arrays[name].chunks
+        # Only the last row of an episode is read of next observations, unless they are in chunks: reading a row of a
+        # chunk takes as long as reading the whole chunk.
+        is_read_by_rows = chunks is None and is_part(name, NEXT_OBSERVATIONS)
+        block = {"block_bytes": 0} if is_read_by_rows else {}
+        return ColumnReader(self._kept.get(name, file[name]), chunks[0] if chunks else 1, **block)
 
     def _check(self, max_episode_steps: int | None) -> None:
         if _D3RLPY_ENDS in self._arrays and TIMEOUTS not in self._arrays:
@@ -391,19 +368,11 @@ class _Reader(Source):
             self._kept = {name: file[name][()] for pair in pairs.items() for name in pair}
         for array, following in pairs.items():
             rows = max(1, _BLOCK_BYTES // self._arrays[array].row_bytes, self._chunk_rows())
+            before, after = (self._kept.get(name, file[name]) for name in (array, following))
             for begin in range(0, self.steps - 1, rows):
                 end = min(begin + rows, self.steps - 1)
-                expected = self._rows(file, following, begin, end)
-                found = self._rows(file, array, begin + 1, end + 1)
-                broken[begin:end] |= differ(expected, found)
+                broken[begin:end] |= differ(after[begin:end], before[begin + 1 : end + 1])
         return broken
-
-    def _rows(self, file: h5py.File, name: str, begin: int, end: int) -> Array:
-        kept = self._kept.get(name)
-        if kept is not None:
-            return kept[begin:end]
-        rows: Array = file[name][begin:end]
-        return rows
 
     def _chunk_rows(self) -> int:
         return max((chunks[0] for array in self._arrays.values() if (chunks := array.chunks)), default=1)

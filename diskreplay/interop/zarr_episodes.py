@@ -11,7 +11,6 @@ If arrays have rows after the last episode, an import lists these rows in `Impor
 such as JPEG XL, may have compressed images. An import reads these images if the library is installed and registered.
 """
 
-import math
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -29,6 +28,7 @@ from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Options, check_option
+from diskreplay.interop.exchange.columns import ColumnReader, ColumnWriter
 from diskreplay.interop.exchange.episode_data import (
     ACTION,
     FIELDS,
@@ -41,7 +41,7 @@ from diskreplay.interop.exchange.episode_data import (
     is_obs,
     is_part,
 )
-from diskreplay.interop.exchange.exporting import ColumnWriter, Exported, ExportOptions, Format, Plan, export_from
+from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, reading
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
@@ -53,7 +53,7 @@ NAME = "zarr_episodes"
 _ATTRIBUTE, _VERSION = "diskreplay", 1
 _ENDS, _TERMINATED, _TRUNCATED = "episode_ends", "terminated", "truncated"
 _HAS_FINAL, _HAS_FIELDS, _FINAL = "has_final_obs", "has_fields", "final_"
-_CHUNK_BYTES, _BLOCK_BYTES = 2 << 20, 32 << 20
+_CHUNK_BYTES = 2 << 20
 _PRIORITIES = Field((), "float64")
 _DOCUMENTS = (".zarray", ".zattrs", ".zgroup", "zarr.json")
 # An array may claim this number of bytes even if its files are small, since chunks of zeros may be omitted.
@@ -258,8 +258,9 @@ class _DataSet(Source):
             )
         return ends
 
-    def _column(self, name: str, what: str, rows: int) -> "_Column":
-        column = _Column(self._array(name))
+    def _column(self, name: str, what: str, rows: int) -> ColumnReader:
+        array = self._array(name)
+        column = ColumnReader(array, array.chunks[0])
         if len(column) < rows:
             raise FormatError(f"{self.place}: {what} has {len(column)} rows, and {rows} are needed")
         return column
@@ -316,36 +317,6 @@ class _DataSet(Source):
             {path: meta[name] for path in fields if (name := _meta_name(path)) in meta},
             None if priority is None or np.isnan(priority).all() else priority,
         )
-
-
-class _Column:
-    """An array whose rows are read in ascending order, several chunks at a time."""
-
-    def __init__(self, array: "zarr.Array[Any]") -> None:
-        self._array, self.shape, self.dtype = array, array.shape, np.dtype(array.dtype)
-        self.row_bytes = self.dtype.itemsize * math.prod(array.shape[1:])
-        chunk = array.chunks[0]
-        self._chunk, self._block_rows = chunk, max(1, _BLOCK_BYTES // max(1, self.row_bytes) // chunk) * chunk
-        self._start, self._rows = 0, np.empty((0, *self.shape[1:]), self.dtype)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
-        """Return the rows from ``start`` to before ``stop``.
-
-        The call reads a larger block of rows, and keeps the block for later calls. The block ends at the end of an
-        episode. ``stops`` has the row after each episode's last row.
-        """
-        if start < self._start or stop > self._start + len(self._rows):
-            first = start - start % self._chunk
-            whole = int(np.searchsorted(stops, first + self._block_rows, "right")) - 1
-            try:
-                rows = self._array[first : max(stop, int(stops[max(0, whole)]))]
-            except Exception:  # any error of a codec, perhaps in rows after ``stop``
-                rows = self._array[first:stop]
-            self._start, self._rows = first, np.asarray(rows)
-        return self._rows[start - self._start : stop - self._start]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diskreplay import Episode, NotEnoughData, Schema, SchemaError, SegmentGone, Store, StoreExists, open as open_store
 from diskreplay.interop.exchange.choosing import Choice, Layout, SharedOptions, lay_out
@@ -419,34 +418,3 @@ def _names_of(episode: ChosenEpisode, schema: Schema, among: Set[str]) -> set[st
     if episode.has_notes:
         found.add(Lacking.NOTES)
     return found
-
-
-class ColumnWriter:
-    """Appends rows to an array of h5py or zarr, from row ``begin`` on, and writes whole blocks of rows.
-
-    The last block may have fewer rows. If row ``begin`` is inside of a block, the earlier rows of this block get the
-    value ``fill``.
-    """
-
-    def __init__(self, array: Any, block_rows: int, begin: int = 0, fill: float = 0) -> None:
-        self._array, self._block_rows = array, block_rows
-        self._count = begin % block_rows
-        self._start = begin - self._count
-        self._waiting = [np.full((self._count, *array.shape[1:]), fill, array.dtype)]
-
-    def append(self, rows: NDArray[Any]) -> None:
-        self._waiting.append(rows)
-        self._count += len(rows)
-        if self._count >= self._block_rows:
-            joined = np.concatenate(self._waiting)
-            whole = len(joined) - len(joined) % self._block_rows
-            self._write(joined[:whole])
-            self._start += whole
-            self._waiting, self._count = [joined[whole:].copy()], len(joined) - whole
-
-    def finish(self) -> None:
-        if self._count:
-            self._write(np.concatenate(self._waiting))
-
-    def _write(self, rows: NDArray[Any]) -> None:
-        self._array[self._start : self._start + len(rows)] = rows
