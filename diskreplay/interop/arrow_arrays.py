@@ -5,7 +5,7 @@ as images, can be columns of bytes, because Parquet takes several times as long 
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,8 @@ from diskreplay import FormatError
 
 Shape = tuple[int, ...]
 
-if TYPE_CHECKING:
-    from pyarrow import Array, ChunkedArray, DataType
 
-__all__ = ["from_arrow", "from_arrow_bytes", "to_arrow", "to_arrow_bytes", "with_missing", "without_missing"]
-
-
-def to_arrow(rows: NDArray[Any]) -> "Array":
+def to_arrow(rows: NDArray[Any]) -> pa.Array:
     """Convert an array ``(n, *shape)`` to a column of n numbers, or of n nested lists of fixed size."""
     column = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for size in reversed(rows.shape[1:]):
@@ -29,14 +24,14 @@ def to_arrow(rows: NDArray[Any]) -> "Array":
     return column
 
 
-def to_arrow_bytes(rows: NDArray[Any]) -> "Array":
+def to_arrow_bytes(rows: NDArray[Any]) -> pa.Array:
     """Convert an array ``(n, *shape)`` to a column of n binary values: the bytes of each row, in C order."""
     data = np.ascontiguousarray(rows)
     row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
     return pa.Array.from_buffers(pa.binary(row_bytes), len(rows), [None, pa.py_buffer(data)])
 
 
-def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[Any], shape: Shape) -> NDArray[Any]:
+def from_arrow_bytes(column: pa.Array | pa.ChunkedArray, name: str, dtype: np.dtype[Any], shape: Shape) -> NDArray[Any]:
     """Convert a column of bytes of fixed size to an array ``(n, *shape)``.
 
     FormatError is raised if the column has another type, or has nulls.
@@ -54,7 +49,7 @@ def from_arrow_bytes(column: "Array | ChunkedArray", name: str, dtype: np.dtype[
     return arrays[0] if len(arrays) == 1 else np.concatenate([*arrays, np.empty((0, *shape), dtype)])
 
 
-def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
+def with_missing(column: pa.Array, is_present: NDArray[np.bool_]) -> pa.Array:
     """Spread the rows of ``column``, in order, over the rows where ``is_present`` is true; all other rows are null.
 
     In a column of lists, a null row is a list of nulls, since pyarrow before 26 cannot write a null list of fixed size.
@@ -65,7 +60,7 @@ def with_missing(column: "Array", is_present: NDArray[np.bool_]) -> "Array":
     return column.take(pa.array(np.cumsum(is_present) - 1, pa.int64(), mask=~is_present))
 
 
-def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.bool_]]:
+def without_missing(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray, NDArray[np.bool_]]:
     """Return the rows of a column that are neither null nor a list of nulls, and a mask of these rows in the column."""
     is_present: NDArray[np.bool_] = column.is_valid().to_numpy()
     rows = numbers = column.drop_null()
@@ -80,7 +75,7 @@ def without_missing(column: "ChunkedArray") -> tuple["ChunkedArray", NDArray[np.
     return rows, is_present
 
 
-def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
+def from_arrow(column: pa.Array | pa.ChunkedArray, name: str) -> NDArray[Any]:
     """Convert a column of numbers, or of nested lists of fixed size, to an array ``(n, *shape)``.
 
     FormatError is raised if the column has another type, or has nulls.
@@ -93,7 +88,7 @@ def from_arrow(column: "Array | ChunkedArray", name: str) -> NDArray[Any]:
     return np.concatenate(arrays) if arrays else _part(pa.array([], column.type), shape, name)
 
 
-def _shape(kind: "DataType", name: str) -> Shape:
+def _shape(kind: pa.DataType, name: str) -> Shape:
     shape = []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
@@ -103,7 +98,7 @@ def _shape(kind: "DataType", name: str) -> Shape:
     return tuple(shape)
 
 
-def _part(part: "Array", shape: Shape, name: str) -> NDArray[Any]:
+def _part(part: pa.Array, shape: Shape, name: str) -> NDArray[Any]:
     count = len(part)
     for _ in shape:
         _check_complete(part, name)
@@ -114,6 +109,6 @@ def _part(part: "Array", shape: Shape, name: str) -> NDArray[Any]:
     return values.reshape(count, *shape)
 
 
-def _check_complete(part: "Array", name: str) -> None:
+def _check_complete(part: pa.Array, name: str) -> None:
     if part.null_count:
         raise FormatError(f"the column {name} has {part.null_count} null values")

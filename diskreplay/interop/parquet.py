@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,9 +51,6 @@ with MissingExtra.raised_for("a data set of Parquet", "parquet"):
         with_missing,
         without_missing,
     )
-
-if TYPE_CHECKING:
-    from pyarrow import Array, Table
 
 __all__ = ["export_dataset", "import_dataset"]
 
@@ -146,9 +143,9 @@ def _write(compression: str, plan: Plan, episodes: Iterable[EpisodeData]) -> Non
     describe(plan, NAME)
 
 
-def _steps(schema: Schema, first: int, episodes: list[EpisodeData]) -> "Table":
+def _steps(schema: Schema, first: int, episodes: list[EpisodeData]) -> pa.Table:
     lengths = [len(episode) for episode in episodes]
-    columns: dict[str, Array] = {
+    columns: dict[str, pa.Array] = {
         _EPISODE: pa.array(np.repeat(np.arange(first, first + len(lengths)), lengths)),
         _STEP: pa.array(np.concatenate([np.arange(length) for length in lengths])),
     }
@@ -163,8 +160,8 @@ def _steps(schema: Schema, first: int, episodes: list[EpisodeData]) -> "Table":
     return pa.table(columns).replace_schema_metadata(about)
 
 
-def _ends(schema: Schema, first: int, episodes: list[EpisodeData]) -> "Table":
-    columns: dict[str, Array] = {
+def _ends(schema: Schema, first: int, episodes: list[EpisodeData]) -> pa.Table:
+    columns: dict[str, pa.Array] = {
         _EPISODE: pa.array(range(first, first + len(episodes)), pa.int64()),
         _LENGTH: pa.array([len(episode) for episode in episodes], pa.int64()),
         _TERMINATED: pa.array([episode.terminated for episode in episodes], pa.bool_()),
@@ -194,7 +191,7 @@ def _is_wide(leaf: Field) -> bool:
     return int(np.prod(leaf.shape)) > _MOST_LISTED
 
 
-def _column(leaf: Field, rows: NDArray[Any]) -> "Array":
+def _column(leaf: Field, rows: NDArray[Any]) -> pa.Array:
     return to_arrow_bytes(rows) if _is_wide(leaf) else to_arrow(rows)
 
 
@@ -241,7 +238,7 @@ class _DataSet(DescribedSource):
                 raise FormatError(f"{self.place} has no file of episode {start + ends.num_rows}")
 
 
-def _tables(folder: Path, name: str, wanted: _Wanted) -> tuple["Table", "Table"]:
+def _tables(folder: Path, name: str, wanted: _Wanted) -> tuple[pa.Table, pa.Table]:
     columns = {_STEPS: [_EPISODE, _STEP, *wanted.steps, PRIORITY]}
     columns[_EPISODES] = [_EPISODE, *wanted.episodes, _LENGTH, _TERMINATED, _TRUNCATED, _NOTES]
     tables = []
@@ -253,7 +250,7 @@ def _tables(folder: Path, name: str, wanted: _Wanted) -> tuple["Table", "Table"]
     return tables[0], tables[1]
 
 
-def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skipped: int) -> Iterator[EpisodeData]:
+def _episodes(path: Path, steps: pa.Table, ends: pa.Table, wanted: _Wanted, skipped: int) -> Iterator[EpisodeData]:
     lacking = [leaf for leaf in wanted.steps if leaf not in steps.column_names]
     if lacking:
         raise FormatError(f"{path} has no column {lacking[0]}")
@@ -279,7 +276,7 @@ def _episodes(path: Path, steps: "Table", ends: "Table", wanted: _Wanted, skippe
         )
 
 
-def _lengths(path: Path, steps: "Table", ends: "Table") -> NDArray[Any]:
+def _lengths(path: Path, steps: pa.Table, ends: pa.Table) -> NDArray[Any]:
     """Return the number of steps of each episode; raise FormatError if ``steps`` has other rows or another order."""
     lengths = from_arrow(ends.column(_LENGTH), _LENGTH)
     if lengths.dtype.kind not in "iu" or (lengths < 1).any() or int(lengths.sum()) != steps.num_rows:

@@ -16,8 +16,6 @@ with dr.MissingExtra.raised_for("a replay buffer of RLlib", "rllib"):
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["StepReader", "StoredEpisode"]
-
 Array = NDArray[Any]
 Path = tuple[str, ...]
 Ids = array  # of int64

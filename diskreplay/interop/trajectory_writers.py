@@ -6,8 +6,6 @@ from typing import Any
 import diskreplay as dr
 from diskreplay.closing import Kept
 
-__all__ = ["TrajectoryWriters"]
-
 # The maximum number of open trajectories. If one more trajectory begins, the trajectory with the oldest last step is
 # cut, since its collector has probably stopped.
 MAX_TRAJECTORIES = 256

@@ -21,18 +21,6 @@ from numpy.typing import NDArray
 from diskreplay import FormatError, ReplayError
 from diskreplay.bounded_json import parse_json
 
-__all__ = [
-    "NUMBERS",
-    "check_chunks",
-    "check_claim",
-    "check_document",
-    "check_files",
-    "check_memory",
-    "foreign",
-    "read_document",
-    "reading",
-]
-
 NUMBERS = "biuf"
 """The values of ``dtype.kind`` for booleans, integers and floats. Imports read no other dtypes."""
 

@@ -17,17 +17,6 @@ from numpy.typing import NDArray
 from diskreplay import FormatError, StoreNotFound
 from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim
 
-__all__ = [
-    "Shape",
-    "attribute_names",
-    "check_hdf5",
-    "check_is_file",
-    "member",
-    "read_array",
-    "read_attribute",
-    "read_into",
-]
-
 Shape = tuple[int, ...]
 
 _MOST_DEEP = 64

@@ -20,8 +20,6 @@ from diskreplay import FormatError
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim, check_document, check_memory
 
-__all__ = ["Documents", "Layout"]
-
 Json = Any
 _Codec = tuple[str, Mapping[str, Json]]  # the name and the configuration of a codec
 

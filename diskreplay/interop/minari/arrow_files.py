@@ -27,8 +27,6 @@ with MissingExtra.raised_for("a data set of Minari", "minari"):
 
     from diskreplay.interop.arrow_arrays import from_arrow, to_arrow
 
-__all__ = ["ENDS", "INFOS", "METADATA", "AnySpace", "Raw", "decode_images", "read_file", "write_file"]
-
 INFOS, METADATA, ENDS = "infos", "metadata", ("terminations", "truncations")
 
 _IMAGES = ("JPEG", "PNG")

@@ -18,8 +18,6 @@ from diskreplay.interop.step_values import as_flags
 with MissingExtra.raised_for("a data set of Minari", "minari"):
     from gymnasium import spaces
 
-__all__ = ["Layout", "derive", "flat", "with_one_bound", "without_texts"]
-
 NOTE = "minari"
 RESET_INFOS, SEED = "reset_infos", "seed"
 

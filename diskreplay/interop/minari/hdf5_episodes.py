@@ -16,8 +16,6 @@ with MissingExtra.raised_for("a data set of Minari in HDF5", "minari"):
 
     from diskreplay.interop.exchange.hdf5_files import member, read_array
 
-__all__ = ["read_hdf5"]
-
 
 def read_hdf5(
     folder: Path, observations: AnySpace, actions: AnySpace, is_jpeg: bool, numbers: Iterable[int]
