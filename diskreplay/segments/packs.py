@@ -25,8 +25,6 @@ from diskreplay.segments.segment import SegmentInfo, read_segment
 from diskreplay.segments.shards import CRC_BYTES, NOTHING, Shard, index_bytes
 from diskreplay.workers import computed_once
 
-# The maximum size of a table in bytes, so that a forged table cannot fill the memory.
-_MOST_BYTES = 1 << 30
 # The maximum number of listings of the folder of segments: it is listed again if packs were merged meanwhile.
 _ATTEMPTS = 20
 
@@ -171,7 +169,7 @@ def open_shard(info: SegmentInfo, leaf: str) -> Shard:
 def _read_table(info: SegmentInfo, path: str) -> Ints:
     shape, name = _shape(info, path), f"{info.path}/{path}/c.0.0"
     try:
-        data = _checked(info, path, read_regular(name, None, _MOST_BYTES))
+        data = _checked(info, path, read_regular(name, None, layout.MAX_TABLE_BYTES))
         with suppress(MappingRefused):
             return map_file(name, len(data)).array("<i8", shape)
     except (OSError, FormatError):
@@ -183,7 +181,7 @@ def _read_table(info: SegmentInfo, path: str) -> Ints:
 def table_from_copy(info: SegmentInfo, path: str) -> bytes:
     """Return the bytes of the table ``path``, read from the copy of both tables; empty if damaged or gone."""
     with suppress(OSError, FormatError):
-        data = read_regular(f"{info.path}/{layout.TABLES_COPY}", None, 2 * _MOST_BYTES)
+        data = read_regular(f"{info.path}/{layout.TABLES_COPY}", None, 2 * layout.MAX_TABLE_BYTES)
         members, runs = (8 * math.prod(_shape(info, table)) for table in layout.PACK_TABLES)
         return _checked(info, path, data[:members] if path == layout.MEMBERS else data[members : members + runs])
     return b""

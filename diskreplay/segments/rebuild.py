@@ -201,7 +201,7 @@ def _episodes(info: SegmentInfo, lane: int, first: int, stop: int) -> list[tuple
 
 _BUILDING, _REBUILT, _REPLACED = "new-", "rebuilt-", "replaced-"
 _COPIED_AT_ONCE = 64 << 20
-_MOST_BYTES = 64 << 20  # the maximum size of a zarr.json or a counter
+_MOST_BYTES = 2 * layout.MAX_TABLE_BYTES  # the maximum size of a small file; the copy of a pack's tables is the largest
 # Errors that say that the kernel cannot copy between two files.
 _NO_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 

@@ -173,7 +173,7 @@ def read_group(files: Files, folder: str) -> Document | None:
 
 
 def check_content(files: Files, where: str, expected: bytes | None, kind: str, detail: str) -> None:
-    data = files.read(where, MAX_DOCUMENT_BYTES)
+    data = files.read(where, max(MAX_DOCUMENT_BYTES, len(expected or b"")))
     if data is not None and data != expected:
         files.report(kind, where, detail)
 

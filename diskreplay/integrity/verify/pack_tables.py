@@ -12,8 +12,6 @@ from diskreplay.integrity.verify.files import Files
 from diskreplay.segments.documents import layout
 
 Ints = NDArray[np.int64]
-# At most this many bytes of a table are read, so that a hostile table cannot exhaust the memory.
-_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +67,8 @@ def read_tables(files: Files, where: str, packed: tuple[int, int], checksums: Ma
     found = []
     for path, lines, columns in zip(layout.PACK_TABLES, packed, layout.PACK_COLUMNS, strict=True):
         name, nbytes = f"{path}/c.0.0", 8 * lines * len(columns)
-        data = files.read(f"{where}/{name}", _MOST_BYTES, nbytes) if files.is_folder(f"{where}/{path}") else None
+        is_there = files.is_folder(f"{where}/{path}")
+        data = files.read(f"{where}/{name}", layout.MAX_TABLE_BYTES, nbytes) if is_there else None
         if data is not None and crc32c(data) == checksums.get(name):
             found.append(np.frombuffer(data, "<i8").reshape(lines, len(columns)))
     return Tables(*found) if len(found) == len(layout.PACK_TABLES) else None

@@ -52,6 +52,8 @@ PACK_TABLES = MEMBERS, RUNS = "members", "runs"
 # The chunks of a pack have room for this many rows after the last row, because flags are read in words of 8 bytes.
 ROWS_BEHIND = 8
 TABLES_COPY = f"{DURABLE}/tables"  # a copy of both tables, concatenated
+# The maximum size of a table in bytes, so that a forged table cannot fill the memory.
+MAX_TABLE_BYTES = 1 << 30
 INDEXES_COPY = f"{DURABLE}/indexes"  # a copy of the indexes of compressed arrays, concatenated
 MEMBER_COLUMNS = ("segment", "lanes", "writer", "steps")
 RUN_COLUMNS = ("first_row", "rows", "lane", "first_value", "values")

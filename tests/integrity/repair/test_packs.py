@@ -333,3 +333,35 @@ def test_salvage_leaves_packs_alone(damaged):
     assert repair(path, salvage=True).actions == []
     assert digest(path) == before
     assert packed.shown(path) == episodes
+
+
+@pytest.mark.slow(turns=4)
+def test_a_pack_of_millions_of_lanes_is_rebuilt(tmp_store):
+    number = packed.write_packed(tmp_store, evict=False)
+    folder = tmp_store / f"segments/{number:08}"
+    add_empty_lanes(tmp_store, number, *packed.tables(tmp_store, number), 168_000)
+    before = packed.shown(tmp_store)
+    flip(folder / "extra/wide/c.0.0.0", 300 * 80)
+    done = repair(tmp_store)
+    assert ([action.what for action in done.actions], done.left) == (["rebuilt"], [])
+    assert {problem.kind for problem in verify(tmp_store)} == {"quarantine"}
+    after = packed.shown(tmp_store)
+    assert 0 < len(after) < len(before)
+    assert all(before[first] == values for first, values in after.items())
+
+
+def add_empty_lanes(path, number, members, runs, count):
+    """Add lanes without rows to each segment of a pack."""
+    first, rows, lanes, first_value, values = runs.T
+    ends = np.cumsum(members[:, 1])
+    spare = np.zeros((len(ends), count, 5), np.int64)
+    spare[:, :, 0], spare[:, :, 3] = ((first + rows)[ends - 1, None], (first_value + values)[ends - 1, None])
+    spare[:, :, 2] = lanes.max() + 1 + np.arange(count)
+    runs = np.insert(runs, np.repeat(ends, count), spare.reshape(-1, 5), axis=0)
+    members = members + [0, count, 0, 0]
+    document = json.loads((path / f"segments/{number:08}/runs/zarr.json").read_bytes())
+    document["shape"] = document["chunk_grid"]["configuration"]["chunk_shape"] = list(runs.shape)
+    tables = members.astype("<i8").tobytes(), runs.astype("<i8").tobytes()
+    files = {"members/c.0.0": tables[0], "runs/c.0.0": tables[1], "durable/tables": b"".join(tables)}
+    files["runs/zarr.json"] = json.dumps(document, separators=(",", ":")).encode()
+    packed.change(path, number, files, {"packed": {"members": len(members), "runs": len(runs)}})
