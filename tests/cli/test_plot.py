@@ -1,5 +1,6 @@
 """The data of the charts of `diskreplay plot`."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,19 @@ def test_drawing_again_draws_nothing_of_before() -> None:
     alone = draw(second)
     draw(first)
     assert draw(second) == alone
+
+
+def test_bars_of_several_series_are_side_by_side_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    x = np.array([0, 1, 10])
+    (bottom,) = (line for line in drawn(x, np.array([3, 2, 1]), np.array([1, 2, 3])).splitlines() if "0.00┤" in line)
+    assert re.fullmatch(r" *0.00┤(█+▒+ *){3}│", bottom)
+    many = np.arange(40)
+    assert "▒" not in drawn(many, many, many)
+
+
+def drawn(x: np.ndarray, *heights: np.ndarray) -> str:
+    return draw(Chart("", "", "", [Series(str(at), x, y) for at, y in enumerate(heights)], bars=True))
 
 
 def test_the_command_draws_each_of_them() -> None:

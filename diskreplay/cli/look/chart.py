@@ -18,6 +18,7 @@ HEIGHT = 22  # the height of a chart in the terminal, in lines
 TICKS = 5
 LARGEST = 1e300  # larger values are drawn as this value
 POINTS = 1_000  # the maximum number of points of a series that has no line
+BARS = "█▒▓░x."  # the bars of each series in the terminal, which may have no colours
 # Colours that all readers can distinguish (Okabe and Ito 2008), darkened for a white background.
 COLOURS = ("#0067a8", "#c05a00", "#00795a", "#a3468a", "#7a6400", "#555e66")
 
@@ -34,7 +35,7 @@ class Chart:
     """A chart of one or more series.
 
     If ``bars`` is true, each point is a bar. Otherwise each series is a line, except that the first series is points if
-    ``lines`` is false.
+    ``lines`` is false. In the terminal, several series are lines also if their bars would be too narrow.
     """
 
     title: str
@@ -50,12 +51,17 @@ def draw(chart: Chart) -> str:
         import plotext
 
     plotext.clear_figure()
-    plotext.plot_size(max(40, shutil.get_terminal_size().columns), HEIGHT)
+    columns, count = max(40, shutil.get_terminal_size().columns), len(chart.series)
+    plotext.plot_size(columns, HEIGHT)
     plotext.theme("clear" if not sys.stdout.isatty() else "pro")
     for number, series in enumerate(chart.series):
         x, y, name = series.x.tolist(), series.y.tolist(), series.name or None
-        if chart.bars and len(chart.series) == 1:
-            plotext.bar(x, y, label=name)
+        if chart.bars and (count == 1 or 2 * count * len(x) <= columns):
+            centres = numbers(series.x)
+            between = np.ptp(centres) / max(1, len(x) - 1) or 1.0  # plotext multiplies the width of a bar by this
+            room = min(np.diff(centres).tolist(), default=between) / count
+            centres += (number - (count - 1) / 2) * room
+            plotext.bar(centres.tolist(), y, label=name, width=0.8 * room / between, marker=BARS[number % len(BARS)])
         elif chart.bars or chart.lines or number:
             plotext.plot(x, y, label=name)
         else:
