@@ -128,9 +128,10 @@ def _blobs(root: str) -> str | None:
 
 def _linked(path: str, root: str, blobs: str | None) -> int:
     target = os.path.realpath(path)
-    if target.startswith(f"{root}{os.sep}") and (os.path.isdir(target) or not os.path.lexists(target)):
+    is_inside = os.path.commonpath((root, target)) == root
+    if is_inside and (os.path.isdir(target) or not os.path.lexists(target)):
         return 0  # `check_files` also comes to a linked folder by its own path, and counts it there
-    if os.path.dirname(target) == blobs or target.startswith(f"{root}{os.sep}"):
+    if is_inside or os.path.dirname(target) == blobs:
         return _checked(path, os.stat(target))
     raise FormatError(f"{path} is a link that leads out of the data set; copy the data set with `cp -rL` first")
 

@@ -34,6 +34,7 @@ def test_a_folder_of_regular_files_is_counted(tmp_path: Path) -> None:
     (folder / "again").symlink_to("inner/data")
     (folder / "folder").symlink_to("inner")
     (folder / "nowhere").symlink_to("inner/nothing")
+    (folder / "inner/whole").symlink_to("..")
     (tmp_path / "link").symlink_to(folder)
     assert check_files(tmp_path / "link") == 22
 
