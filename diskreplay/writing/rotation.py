@@ -82,7 +82,9 @@ class Preallocator:
     def acquire(self) -> SegmentWriter | None:
         """Give a number to the segment that was made in advance, move the segment into the store, and return it.
 
-        Returns None if no segment was made in advance. If the segment is still being made, the call waits for it.
+        Returns None if no segment was made in advance, or if it cannot be moved into the store. Then the caller makes a
+        segment itself: this may succeed, or raises the error. If the segment is still being made, the call waits for
+        it.
 
         Raises StoreLocked if another process has held the store lock for a minute, and StoreNotFound if the store was
         deleted or replaced since it was opened.

@@ -219,6 +219,41 @@ def test_one_that_cannot_be_made_is_made_when_it_is_needed(store, monkeypatch):
     assert serials(store) == list(range(200))
 
 
+@pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EMFILE])
+def test_an_error_of_its_move_into_the_store_is_raised_only_if_it_lasts(store, monkeypatch, kind):
+    real, refused = os.rename, []
+
+    def rename(source, target, **kwargs):
+        if Path(target).parent.name == "segments" and len(refused) < refusals:
+            refused.append(target)
+            raise OSError(kind, os.strerror(kind))
+        return real(source, target, **kwargs)
+
+    with store.writer() as writer:
+        at = half_fill(writer)
+        assert len(drafts(store)) == 1
+        monkeypatch.setattr(os, "rename", rename)
+        refusals = 1
+        while not (refused and drafts(store)):
+            append_numbered(writer, [at])
+            at += 1
+        assert len(refused) == 1
+        refusals = 1000
+        with pytest.raises(OSError, match=rf"^\[Errno {kind}\]"):
+            each_alone(writer, range(at, 200))
+        assert len(refused) == 3
+    refusals = 0
+    left = range(len(serials(store)), 200)
+    with store.writer() as writer:
+        each_alone(writer, left)
+    assert serials(store) == list(range(200))
+
+
+def each_alone(writer, numbers):
+    for serial in numbers:
+        append_numbered(writer, [serial])
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_on_a_full_disk_it_gives_way_to_the_steps(tmp_store, monkeypatch, whole):
     real = os.posix_fallocate
