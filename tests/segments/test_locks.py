@@ -152,6 +152,16 @@ def test_an_exception_of_a_signal_handler_leaves_a_lock_free(path, dropped, monk
     assert number > 15
 
 
+def test_another_call_completes_a_release_that_a_signal_handler_ended(path, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # the file object may have closed the descriptor itself
+    number = 1
+    while interrupt_at(number, (lock := try_lock(path)).release):
+        lock.release()
+        assert not is_locked(path), number
+        number += 1
+    assert number > 4
+
+
 def test_any_program_that_uses_flock_sees_it(path):
     lock = try_lock(path)
     with open(path) as file, pytest.raises(BlockingIOError):

@@ -34,29 +34,30 @@ class Lock:
 
     def __init__(self, fd: int) -> None:
         self.fd, self._owner = fd, os.getpid()
-        # If a signal handler raises an exception in `__del__`, the end of this object still closes the descriptor.
-        self._file = FileIO(fd, "w")
-        self._releasing = threading.Lock()
+        # The file is in this list until a call of `release` takes it out. If a signal handler raises an exception, the
+        # end of the file object still closes the descriptor.
+        self._files = [FileIO(fd, "w")]
         _held.add(self)
 
     @property
     def is_released(self) -> bool:
-        return self._file.closed
+        return not self._files
 
     def release(self) -> None:
-        """Release the lock; after an exception of a signal handler, another call or `__del__` completes this one."""
+        """Release the lock, even if a signal handler raises an exception meanwhile."""
         # The garbage collector may call this in any thread, so it must not wait. If another thread is releasing the
         # lock, there is nothing to do.
-        if self._releasing.acquire(blocking=False):
-            try:
-                if not self._file.closed:
-                    if os.getpid() == self._owner:
-                        # Without this call, a forked child that has not closed its copy of the descriptor yet would
-                        # still hold the lock.
-                        fcntl.flock(self.fd, fcntl.LOCK_UN)
-                    self._file.close()
-            finally:
-                self._releasing.release()
+        try:
+            file = self._files.pop()
+        except IndexError:
+            return
+        try:
+            if os.getpid() == self._owner:
+                # Without this call, a forked child that has not closed its copy of the descriptor yet would still hold
+                # the lock.
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+        finally:
+            file.close()
 
     def __del__(self) -> None:
         self.release()
