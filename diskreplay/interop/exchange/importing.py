@@ -452,8 +452,8 @@ class _Selection:
                 read = self.source.read(number, self._layout.paths)
                 with reading(self.source.place), closing(episodes_ahead(read)) as episodes:
                     for episode in episodes:
-                        whole = _whole(self.source, number, episode, self._layout.paths)
-                        yield number, self._layout.apply(self.source.describe(number), whole)
+                        if (converted := self._converted(number, episode)) is not None:
+                            yield number, converted
                         number += 1
                     if number < self.source.episodes:
                         raise FormatError(
@@ -462,6 +462,16 @@ class _Selection:
             except (FormatError, SchemaError) as error:
                 self.leave_out(number, error)
                 number += 1
+
+    def _converted(self, number: int, episode: EpisodeData) -> EpisodeData | None:
+        """Return an episode with the leaves of the store; None if the episode is left out."""
+        try:
+            with reading(self.source.place):
+                whole = _whole(self.source, number, episode, self._layout.paths)
+                return self._layout.apply(self.source.describe(number), whole)
+        except (FormatError, SchemaError) as error:
+            self.leave_out(number, error)
+        return None
 
 
 def _whole(source: Source, position: int, episode: EpisodeData, paths: Collection[str]) -> EpisodeData:

@@ -1,6 +1,7 @@
 """The options that all imports share, by data sets whose features have names of their own."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,24 @@ def test_an_option_that_does_not_fit_is_refused_before_anything_is_made(
     with pytest.raises(dr.SchemaError, match=said):
         import_zarr(tmp_path / "set", tmp_path / "store", **{**ROLES, **options})
     assert not (tmp_path / "store").exists()
+
+
+def test_episodes_that_the_options_refuse_do_not_make_others_be_read_again(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "set").mkdir()
+    for number in range(20):
+        rows = np.full((2, 3), 300.0 if number % 3 else 1.0, "f4")
+        np.savez(tmp_path / f"set/{number:02}.npz", obs=rows, action=np.zeros(2, "f4"))
+    opened, real = Counter[str](), open
+
+    def counting(file: Any, *args: Any, **kwargs: Any) -> Any:
+        opened[str(file)] += 1
+        return real(file, *args, **kwargs)
+
+    monkeypatch.setattr("builtins.open", counting)
+    done = import_dataset(tmp_path / "set", tmp_path / "store", dtype={"obs": "uint8"}, on_error="skip")
+    assert (done.episodes, len(done.skipped)) == (7, 13)
+    times = {opened[str(tmp_path / f"set/{number:02}.npz")] for number in range(1, 20)}
+    assert len(times) == 1
 
 
 def test_a_name_that_is_no_option_is_a_type_error(tmp_path: Path) -> None:
