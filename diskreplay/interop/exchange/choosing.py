@@ -453,8 +453,8 @@ class _Chooser:
             part: [name for name in steps if any(hint in name.lower() for hint in hints)]
             for part, hints in _HINTS.items()
         }
-        action = min(like[ACTION], key=len, default="...")
-        call = {OBS: [name for name in like[OBS] or steps if name != action], ACTION: [action]}
+        action = min(like[ACTION], key=len, default=None)
+        call = {OBS: [name for name in like[OBS] or steps if name != action], ACTION: [action or "..."]}
         rewards = [name for name in like[REWARD] if name != action]
         if rewards and REWARD not in self._leaves:  # without this option, all rewards would be zero
             call[REWARD] = [min(rewards, key=len)]

@@ -147,6 +147,13 @@ def test_episodes_that_the_options_refuse_do_not_make_others_be_read_again(tmp_p
     assert len(times) == 1
 
 
+def test_a_feature_with_the_name_of_the_placeholder_is_in_the_advice(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    np.savez(tmp_path / "set/0.npz", **{"...": np.zeros((4, 2)), "x": np.zeros(4)})
+    with pytest.raises(dr.SchemaError, match=r"for example obs=\['\.\.\.', 'x'\], action='\.\.\.' "):
+        import_dataset(tmp_path / "set", tmp_path / "store")
+
+
 def test_a_name_that_is_no_option_is_a_type_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="observation"):
         import_zarr(tmp_path / "set", tmp_path / "store", observation="state")  # type: ignore[call-arg]
