@@ -7,8 +7,9 @@ export writes such data to further arrays, which other readers of the format ign
 An export writes rewards, extra fields and initial priorities to ``data``. It writes ``terminated``, ``truncated``,
 final observations and episode fields to ``meta``, with one row for each episode. The attribute ``diskreplay`` of the
 root group has the schema and the name of each leaf's array. The arrays are compressed by Blosc, as in diffusion_policy.
-If arrays have rows after the last episode, an import lists these rows in `Imported.not_kept`. Another library's codec,
-such as JPEG XL, may have compressed images. An import reads these images if the library is installed and registered.
+If arrays have rows after the last episode, an import lists these rows in `Imported.not_kept`. It lists episodes without
+rows in `Imported.skipped`. Another library's codec, such as JPEG XL, may have compressed images. An import reads these
+images if the library is installed and registered.
 """
 
 import zipfile
@@ -44,7 +45,7 @@ from diskreplay.interop.exchange.episode_data import (
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import check_claim, check_memory, reading
-from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
+from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into, skipped_between
 from diskreplay.interop.exchange.zarr_documents import Documents, Layout
 
 __all__ = ["export_dataset", "import_dataset"]
@@ -186,6 +187,7 @@ class _DataSet(Source):
         self._rows = int(stops[-1]) if len(stops) else 0
         starts = np.concatenate([np.zeros(min(1, len(stops)), stops.dtype), stops[:-1]])
         self._numbers = np.flatnonzero(starts < stops).tolist()
+        self.skipped = skipped_between(self._numbers, len(stops), "it has no rows")
         self._bounds = list(zip(*(ends[self._numbers].tolist() for ends in (starts, stops)), strict=True))
         self.episodes, self.steps = len(self._bounds), sum(stop - start for start, stop in self._bounds)
         self._arrays = self._described(self._root.attrs.asdict().get(_ATTRIBUTE))

@@ -55,6 +55,7 @@ def test_a_data_set_of_diffusion_policy(tmp_path: Path, zarr_format: int) -> Non
     write(tmp_path / "push.zarr", [3, 3, 10], zarr_format, **data)
     imported = import_dataset(tmp_path / "push.zarr", tmp_path / "store")
     assert (imported.episodes, imported.steps) == (2, 10)
+    assert imported.skipped == [("episode 1", "it has no rows")]
     with dr.open(tmp_path / "store") as store:
         assert [(len(episode), episode.ended) for episode in store.episodes] == [(3, "truncated"), (7, "truncated")]
         episode = store.episodes[1]

@@ -8,9 +8,10 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -81,6 +82,16 @@ class Planned(NamedTuple):
 class Skipped(NamedTuple):
     what: str
     why: str
+
+
+def skipped_between(numbers: Iterable[int], count: int, why: str) -> list[Skipped]:
+    """Return entries for the episodes below ``count`` that ascending ``numbers`` lack.
+
+    A small file may claim any number of episodes, so an entry names a range of episodes.
+    """
+    gaps = ((before + 1, after - 1) for before, after in pairwise((-1, *numbers, count)) if before + 1 < after)
+    names = (f"episode {first}" if first == last else f"episodes {first} to {last}" for first, last in gaps)
+    return [Skipped(name, why) for name in names]
 
 
 class Given(NamedTuple):
@@ -190,7 +201,7 @@ class Imported:
         The number of cuts in the data set. An episode is cut after a step whose next observation is not the observation
         of the next row. The import warns if the number of cuts is more than a tenth of the number of steps.
     skipped : list of Skipped
-        The episodes that ``on_error="skip"`` left out.
+        The episodes that ``on_error="skip"`` left out, and episodes of diffusion_policy without rows.
     not_kept : list of str
         Features that the options left out, and data that are not features.
     """

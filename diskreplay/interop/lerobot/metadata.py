@@ -18,7 +18,7 @@ from diskreplay import Field, FormatError, SchemaError, StoreNotFound
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.episode_data import Json
 from diskreplay.interop.exchange.foreign import read_document, reading
-from diskreplay.interop.exchange.importing import Skipped
+from diskreplay.interop.exchange.importing import Skipped, skipped_between
 from diskreplay.interop.lerobot.features import EPISODE, OF_EPISODES, Feature
 
 Ints = NDArray[np.int64]
@@ -95,18 +95,15 @@ class Metadata:
                 f"{self.root}: {INFO} says {total} episodes, and the table of episodes has {len(self.numbers)}; "
                 "correct total_episodes"
             )
-        # A small file may claim any number of episodes, so a message names ranges of missing episodes, not each number.
         count = max(last, total)
-        numbers = [-1, *self.numbers.tolist(), count]  # Python's numbers, which do not overflow
-        gaps = [(before + 1, after - 1) for before, after in pairwise(numbers) if before + 1 < after]
-        if gaps and not self.is_lenient:
+        numbers = self.numbers.tolist()  # Python's numbers, which do not overflow
+        missing = skipped_between(numbers, count, "not in the table of episodes")
+        if missing and not self.is_lenient:
             raise FormatError(
-                f"{self.root}: the table of episodes has no episode {gaps[0][0]}; {count - len(self.numbers)} of "
+                f"{self.root}: the table of episodes has no {missing[0].what}; {count - len(self.numbers)} of "
                 f"{count} are missing, and on_error='skip' imports the others"
             )
-        for first, last in gaps:
-            name = f"episode {first}" if first == last else f"episodes {first} to {last}"
-            self.skipped.append(Skipped(name, "not in the table of episodes"))
+        self.skipped += missing
 
     def leave_out(self, positions: Collection[int], why: str) -> None:
         self.skipped += [Skipped(f"episode {self.numbers[position]}", why) for position in positions]
