@@ -402,9 +402,10 @@ def map_tree(function: Callable[..., Any], *trees: Tree) -> Tree:
 
 def map_paths(function: Callable[[str, Any], Any], tree: Tree, path: str) -> Tree:
     """Return a tree with `function(path, leaf)` in place of each leaf; `path` is the path of the tree's root."""
-    if isinstance(tree, (dict, TupleRecord)):
-        below = [(name, map_paths(function, inner, f"{path}/{name}")) for name, inner in tree.items()]
-        return dict(below) if isinstance(tree, dict) else TupleRecord(inner for _, inner in below)
+    if isinstance(tree, dict):
+        return {name: map_paths(function, inner, f"{path}/{name}") for name, inner in tree.items()}
+    if isinstance(tree, tuple):
+        return TupleRecord(map_paths(function, inner, f"{path}/{at}") for at, inner in enumerate(tree))
     return function(path, tree)
 
 

@@ -541,6 +541,8 @@ class Normalize(OneOwner, Transform):
         ------
         NotEnoughData
             There are no statistics yet, because no sampler has this `Normalize`, and no state was loaded.
+        ValueError
+            `obs` lacks a leaf of the statistics, or the leaf has another shape.
         """
         return self._each(obs, self._normalized)
 
@@ -568,7 +570,12 @@ class Normalize(OneOwner, Transform):
         return self._prepared
 
     def _each(self, obs: Tree, change: Any) -> Tree:
-        prepared = self._current()
+        prepared, shapes = self._current(), dict[str, tuple[int, ...]]()
+        map_paths(lambda path, leaf: shapes.update({path: tuple(np.shape(leaf))}), obs, "obs")
+        wanted = {path: both.shape[1:] for path, both in prepared.items() if path != RETURN}
+        for path, shape in wanted.items():
+            if path not in shapes or shapes[path][len(shapes[path]) - len(shape) :] != shape:
+                raise ValueError(f"the observations have leaves of the shapes {shapes}, and {self} normalises {wanted}")
 
         def changed(path: str, leaf: Tree) -> Tree:
             return _as_came(leaf, lambda tensor: change(tensor, prepared[path])) if path in prepared else leaf

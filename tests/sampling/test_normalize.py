@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,8 +147,10 @@ def test_a_policy_normalises_as_batches_are(store: dr.Store) -> None:
         assert torch.equal(transform.normalize_reward(stored.reward), batch.reward)
         np.testing.assert_array_equal(transform.normalize_reward(stored.reward.numpy()), batch.reward)
         torch.testing.assert_close(transform.unnormalize_reward(batch.reward), stored.reward)
-        one = transform.normalize_obs({name: leaf for name, leaf in store.episodes[0].obs.items() if name != "count"})
+        obs = store.episodes[0].obs
+        one, plain = (transform.normalize_obs({"state": state}) for state in (obs["state"], tuple(obs["state"])))
         assert one["state"][0].shape == (41, 3)
+        np.testing.assert_array_equal(plain["state"][0], one["state"][0])
         only_obs = dr.Normalize()
         assert only_obs.normalize_reward(5.0) == only_obs.unnormalize_reward(5.0) == 5.0
 
@@ -251,6 +254,13 @@ def test_a_policy_without_a_store_normalises_by_a_loaded_state(store: dr.Store) 
             found, expected = (getattr(one, name)(stored["reward"]) for one in (alone, made))
             np.testing.assert_array_equal(found, expected)
             assert not np.array_equal(found, stored["reward"])
+        state = stored["obs"]["state"]
+        for obs in {"position": state}, {"state": state[:1]}, {"state": (state[0][:, :2], state[1])}, state[0], state:
+            for one, name in product((made, alone), ("normalize_obs", "unnormalize_obs")):
+                with pytest.raises(
+                    ValueError, match=r"^the observations have .*, and .* {'obs/state/0': \(3,\), 'obs/"
+                ):
+                    getattr(one, name)(obs)
     # A sampler of the same store continues from the state, and counts no step twice.
     resumed.load_state_dict(alone.state_dict())
     with dr.Sampler(store, dr.Transitions(), seed=1, transform=resumed) as sampler:
