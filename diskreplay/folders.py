@@ -11,16 +11,18 @@ import re
 import shutil
 import stat
 import weakref
-from collections.abc import Iterable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 _DESCRIPTORS = "/proc/self/fd/"
 _BELOW = re.compile(rf"{_DESCRIPTORS}(\d+)")
 _NAME_BYTES = 255
 _DELETED = " (deleted)"
 _Error = TypeVar("_Error", bound=BaseException)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class OpenFolder:
@@ -261,12 +263,15 @@ def show_paths(error: _Error) -> _Error:
     return error
 
 
-class shown_paths(ContextDecorator):
-    """A context manager or decorator: errors that are raised in the block name paths as the user gave them."""
+def shown_paths(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorate a function: errors that it raises name paths as the user gave them."""
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+    @wraps(function)
+    def showing(*args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*args, **named)
+        except BaseException as error:
             show_paths(error)
+            raise
+
+    return showing

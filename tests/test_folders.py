@@ -67,7 +67,7 @@ def test_paths_are_shown_as_they_were_given(tmp_path):
     assert shown(f"no {folder.path} and {folder.path}/b") == f"no {tmp_path} and {tmp_path}/b"
     assert shown("/proc/self/fd/987654/a") == "/proc/self/fd/987654/a"
 
-    @shown_paths()
+    @shown_paths
     def fail():
         try:
             os.rename(folder.path / "a", folder.path / "b")

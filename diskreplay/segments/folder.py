@@ -163,7 +163,7 @@ class Folder:
     def value_rows(self) -> ValueRows:
         return ValueRows(self.info, self._tables)
 
-    @shown_paths()
+    @shown_paths
     def open(
         self, leaf: str, chunk: int, first: int, rows: int, memory: NDArray[np.uint8] | None
     ) -> Mapping | NDArray[np.uint8]:
@@ -295,7 +295,7 @@ class Pack(Folder):
             flags = flags[places_of(first, count)]
         return count, LaneFlags(flags, count)
 
-    @shown_paths()
+    @shown_paths
     def open_compressed(self, leaf: str, inner: Ints) -> tuple[Shard, Ints] | NDArray[np.uint8]:
         """Return an open compressed array and the numbers of the inner chunks to read, or the rows of these chunks.
 

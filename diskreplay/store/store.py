@@ -89,7 +89,7 @@ class Store:
     True
     """
 
-    @shown_paths()
+    @shown_paths
     def __init__(self, path: PathLike, mode: Literal["r", "a"] = "r") -> None:
         if mode not in ("r", "a"):
             raise ValueError(f'mode is "r" or "a", not {mode!r}')
@@ -230,7 +230,7 @@ class Store:
         if isinstance(writer, VectorWriter) and writer.num_envs > layout.CLOSE_LANES:
             compile_all([STEP_KERNEL])
 
-    @shown_paths()
+    @shown_paths
     def info(self, progress: Callable[[int, int], None] | None = None, *, total_reward: bool = True) -> dict[str, Any]:
         """Refresh, and describe the store as ``diskreplay inspect --json`` prints it.
 
@@ -255,7 +255,7 @@ class Store:
         """The data that repairs and recoveries have set aside, sorted by path."""
         return read_quarantine(self._root.folder)
 
-    @shown_paths()
+    @shown_paths
     def repair(
         self,
         dry_run: bool = False,
@@ -319,7 +319,7 @@ class Store:
 
         return verify(self._root.home, deep=deep, progress=progress)
 
-    @shown_paths()
+    @shown_paths
     def backup(
         self, path: PathLike, progress: Callable[[int, int], None] | None = None, *, link: bool = True
     ) -> "Backup":
@@ -366,7 +366,7 @@ class Store:
 
         return back_up(self._root, path, link=link, progress=progress)
 
-    @shown_paths()
+    @shown_paths
     def compact(
         self,
         compression: str | tuple[str, int] | None = None,
@@ -431,7 +431,7 @@ class Store:
         follower.refresh()
         return done._asdict()
 
-    @shown_paths()
+    @shown_paths
     def evict(self, where: Callable[[Episode], bool]) -> int:
         """Evict the episodes for which a predicate is true, and return the number of their steps.
 
@@ -464,7 +464,7 @@ class Store:
         check_where(where)
         return evict(follower, self._retention, where)
 
-    @shown_paths()
+    @shown_paths
     def resize(
         self,
         *,
@@ -504,7 +504,7 @@ class Store:
         self._retention.resize(limits, lambda: hidden_before(follower))
         follower.refresh()
 
-    @shown_paths()
+    @shown_paths
     def save_sampler_state(self, name: str, tree: Any) -> None:
         """Save nested dicts and lists of numbers, texts and arrays under a name.
 
@@ -513,12 +513,12 @@ class Store:
         self._check_writable("save a sampler's state")
         write_state(self._root, name, tree)
 
-    @shown_paths()
+    @shown_paths
     def load_sampler_state(self, name: str) -> Any:
         """Return the value that was last saved under a name; raises the errors of `Sampler.load`."""
         return read_state(self._root, name)
 
-    @shown_paths()
+    @shown_paths
     def delete_sampler_state(self, name: str) -> None:
         """Delete the state that samplers saved under a name (`Sampler.save`).
 
@@ -532,7 +532,7 @@ class Store:
         self._check_writable("delete a sampler's state")
         delete_state(self._root, name)
 
-    @shown_paths()
+    @shown_paths
     def write_note(self, name: str, value: Any) -> None:
         """Save a JSON value as the note ``name``, and replace an earlier note of this name.
 
@@ -553,7 +553,7 @@ class Store:
         self._check_writable("write a note")
         write_note(self._root, name, value)
 
-    @shown_paths()
+    @shown_paths
     def read_note(self, name: str) -> Any:
         """Return the value that `write_note` last saved under a name; None if there is no note of this name.
 
@@ -575,12 +575,12 @@ class Store:
         found: dict[str, list[str]] = self.read_note("texts") or {}
         return found
 
-    @shown_paths()
+    @shown_paths
     def note_names(self) -> list[str]:
         """Return the names of all saved notes, sorted."""
         return note_names(self._root)
 
-    @shown_paths()
+    @shown_paths
     def episode_table(self, progress: Callable[[int, int], None] | None = None) -> dict[str, NDArray[Any]]:
         """Return the properties of all episodes as columns, oldest episode first: id, segment, lane, length, ...
 
@@ -589,7 +589,7 @@ class Store:
         """
         return episode_table(self.snapshot, progress)
 
-    @shown_paths()
+    @shown_paths
     def to_numpy(self) -> dict[str, Any]:
         """Return everything in the current snapshot as arrays in memory, oldest episode first.
 
@@ -625,7 +625,7 @@ class Store:
         """
         return tables.to_numpy(self.snapshot)
 
-    @shown_paths()
+    @shown_paths
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the steps of the current snapshot as a data frame, indexed by `episode` and `step`.
 
@@ -643,7 +643,7 @@ class Store:
         """
         return tables.to_pandas(self.snapshot)
 
-    @shown_paths()
+    @shown_paths
     def to_xarray(self) -> "xarray.Dataset":
         """Return everything in the current snapshot as a data set with the dimensions `step` and `episode`.
 
@@ -660,7 +660,7 @@ class Store:
         """
         return tables.to_xarray(self.snapshot)
 
-    @shown_paths()
+    @shown_paths
     def to_ray_dataset(
         self, *, where: Callable[[Episode], bool] | None = None, fields: Sequence[str] | None = None
     ) -> "ray.data.Dataset":
@@ -750,7 +750,7 @@ class Store:
             self._compile_for(writer)
         return writer
 
-    @shown_paths()
+    @shown_paths
     def close(self) -> None:
         """Close the store's writers and wait until their segments are sealed. Closing twice is allowed.
 

@@ -250,7 +250,7 @@ class BaseWriter:
         self._episode_writer.rotation.abandon(seal=seal)
         self._dropped.detach()  # last, so that `close` still works after an interrupt of this method
 
-    @shown_paths()
+    @shown_paths
     @one_call_at_a_time
     def flush(self) -> None:
         """Wait until every published step is durable.
@@ -281,7 +281,7 @@ class BaseWriter:
             self._episode_writer.explain(error)
             raise
 
-    @shown_paths()
+    @shown_paths
     def close(self) -> None:
         """Cut open episodes, seal the writer's segments, and wait until they are sealed. Closing twice is allowed.
 

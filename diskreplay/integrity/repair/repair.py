@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]
 _ELSEWHERE = {*GROUPS, layout.METADATA, COUNTERS_FILE, f"{layout.COUNTERS}/{layout.LOCK}"}
 
 
-@shown_paths()
+@shown_paths
 def repair(
     path: str | os.PathLike[str] | OpenFolder,
     *,

@@ -145,7 +145,7 @@ def _steps_of(info: SegmentInfo) -> int:
     return count_steps_in(info, proven_rows(info))
 
 
-@shown_paths()
+@shown_paths
 def drop_segment(path: Path, number: int, *, dry_run: bool = False) -> Quarantined:
     """Delete a segment in quarantine for good, and return its entry; its steps count as evicted.
 

@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 _NUMBER = re.compile(r"[0-9]{8,9}")
 
 
-@shown_paths()
+@shown_paths
 def verify(
     path: str | os.PathLike[str] | OpenFolder, *, deep: bool = False, progress: Progress | None = None
 ) -> list[Problem]:

@@ -349,7 +349,7 @@ def _advice(path: Path) -> str:
     return "diskreplay.create makes a store"
 
 
-@shown_paths()
+@shown_paths
 def read_root(path: Path, home: OpenFolder | None = None) -> Root:
     """Read and check the root of the store at ``path``, or in the folder ``home`` that was opened there.
 
