@@ -21,7 +21,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup
 from diskreplay.schema.schema import Field, Schema
 from diskreplay.segments.documents import layout
-from diskreplay.segments.files.mapping import opened
+from diskreplay.segments.files.mapping import read_with_status
 from diskreplay.workers import computed_once
 
 Document = dict[str, Any]
@@ -304,11 +304,10 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def read_identified(path: str, lookup: Lookup) -> tuple[bytes, Identity]:
-    with opened(path, None, lookup=lookup) as fd:
-        status = os.fstat(fd)
-        if status.st_size > MAX_BYTES:
-            raise FormatError(f"{path} is larger than {MAX_BYTES} bytes; restore this file")
-        return os.read(fd, status.st_size), _identity(status)
+    data, status = read_with_status(path, None, MAX_BYTES, lookup)
+    if status.st_size > MAX_BYTES:
+        raise FormatError(f"{path} is larger than {MAX_BYTES} bytes; restore this file")
+    return data, _identity(status)
 
 
 def parse_document(data: bytes, path: Path | str) -> Document:

@@ -16,7 +16,7 @@ from diskreplay.errors import FormatError, StorageFull
 from diskreplay.folders import BY_PATH, Lookup
 from diskreplay.segments.documents import layout
 from diskreplay.segments.files.durable import keeps_reservations, storage_error, sync_file, write_at
-from diskreplay.segments.files.mapping import map_file, opened
+from diskreplay.segments.files.mapping import map_file, opened, read_with_status
 
 _RETRIES = 200
 
@@ -216,8 +216,7 @@ def open_lane_counter(folder: str, lanes: int, *, late: bool = False) -> Counter
 
 
 def read_lane_counter(folder: str, lanes: int, name: str = "c.0", lookup: Lookup = BY_PATH) -> NDArray[np.int64]:
-    with opened(f"{folder}/{name}", lanes * 8, lookup=lookup) as fd:
-        return np.frombuffer(os.pread(fd, lanes * 8, 0), "<i8")
+    return np.frombuffer(read_with_status(f"{folder}/{name}", lanes * 8, lanes * 8, lookup)[0], "<i8")
 
 
 def write_lane_counter(folder: str, values: NDArray[np.int64]) -> None:

@@ -155,8 +155,19 @@ class opened(descriptor):
 
 
 def read_regular(path: str, nbytes: int | None, most: int) -> bytes:
-    with opened(path, nbytes) as fd:
-        return os.pread(fd, min(os.fstat(fd).st_size, most), 0)
+    return read_with_status(path, nbytes, most)[0]
+
+
+def read_with_status(
+    path: str, nbytes: int | None, most: int, lookup: Lookup = BY_PATH
+) -> tuple[bytes, os.stat_result]:
+    """Return the first ``most`` bytes of a file, and the file's status; errors as for `open_regular`."""
+    fd = open_regular(path, nbytes, lookup=lookup)
+    try:
+        status = os.fstat(fd)
+        return os.pread(fd, min(status.st_size, most), 0), status
+    finally:
+        os.close(fd)
 
 
 def _unfit(path: str, kind: str, nbytes: int | None) -> FormatError:
@@ -201,8 +212,11 @@ def data_ranges(fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def map_file(path: str, nbytes: int, *, writable: bool = False) -> Mapping:
-    with opened(path, nbytes, os.O_RDWR if writable else os.O_RDONLY) as fd:
+    fd = open_regular(path, nbytes, os.O_RDWR if writable else os.O_RDONLY)
+    try:
         return Mapping(fd, nbytes, writable=writable)
+    finally:
+        os.close(fd)
 
 
 def refuse_links(segment: Path, names: Iterable[str], lookup: Lookup = BY_PATH) -> None:
