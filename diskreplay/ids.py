@@ -5,6 +5,7 @@ lane``. The array `done` has a byte of flags for each row; docs/format.md define
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ def is_end_with_values(flags: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return found
 
 
+@dataclass(slots=True, eq=False)
 class EpisodeTable:
     """A table with one episode per line: (n, 6) int64.
 
@@ -63,10 +65,7 @@ class EpisodeTable:
     epoch, and 0 in a store without limits. Each attribute is a view of a column of ``lines``.
     """
 
-    __slots__ = ("lines",)
-
-    def __init__(self, lines: Ints) -> None:
-        self.lines = lines
+    lines: Ints
 
     @classmethod
     def of(cls, *columns: Any) -> "EpisodeTable":

@@ -12,6 +12,7 @@ from diskreplay.ids import (
     CONTINUES,
     CUT,
     DISCARDED,
+    END,
     EPISODE_COLUMNS,
     POSITION_BITS,
     POSITION_MASK,
@@ -40,7 +41,7 @@ class EpisodeLog:
         self.table = EpisodeTable(self._lines)
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self.table.lines)
 
     def reserve(self, room: int) -> Ints:
         """Return the array of the table's lines, with at least ``room`` free lines at its end for new episodes.
@@ -231,9 +232,9 @@ class Discards:
             self._generation, self._read = log.generation, 0
             if len(self.episodes):  # an eviction by hand may have removed episodes
                 self._replace(self.episodes.select(np.isin(self.episodes.first, log.table.first)))
-        new = log.table.select(slice(self._read, None))
-        self._read = len(log)
-        new = new.select(new.end & DISCARDED != 0)
+        lines = log.table.lines[self._read :]
+        self._read += len(lines)
+        new = EpisodeTable(lines[lines[:, END] & DISCARDED != 0])
         if not len(new) and not self._tails:
             return new  # most calls return here
         if len(new):
