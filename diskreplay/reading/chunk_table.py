@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -476,17 +476,20 @@ class ChunkTable:
         return held.array(self.dtype, (1, rows, *self.shape)), (address - held.address) // self.row_bytes
 
 
+_holder = attrgetter("holder")
+
+
 class MappingGuard:
     """Keeps in memory all chunks that the tables held when this guard was made, as long as the guard exists."""
 
     __slots__ = ("__weakref__", "_holders")
 
     def __init__(self, tables: Iterable[ChunkTable]) -> None:
-        self._holders = [table.holder for table in tables]
+        self._holders = [*map(_holder, tables)]
 
     def is_of(self, tables: Collection[ChunkTable]) -> bool:
         """Return whether this guard was made for these tables, and each table still has the same ``holder``."""
-        return len(tables) == len(self._holders) and all(map(is_, (table.holder for table in tables), self._holders))
+        return len(tables) == len(self._holders) and all(map(is_, map(_holder, tables), self._holders))
 
 
 def no_reference() -> MappingGuard | None:
@@ -609,7 +612,7 @@ class ChunkTables:
             table.add_folders(folders)
         self.note_change()
         for number, folder in enumerate(folders, start):
-            self._note(number, folder.info)
+            self._note_priorities(number, folder.info)
 
     def find(self, slot: Ints, lane: Ints) -> tuple[Ints, Ints, Ints]:
         """Return three arrays: the folder of each lane, the lane's line in the chunks, and the lane's first row there.
@@ -668,15 +671,19 @@ class ChunkTables:
         self._note(int(self.folders[slot]), info)
 
     def _note(self, number: int, info: SegmentInfo) -> None:
-        has_priorities = layout.PRIORITY in info.chunk_rows
         with self.lock:
             self.folder(number).note(info)
-            if has_priorities or info.sealed:
-                self._lacking.discard(number)
-            else:
-                self._lacking.add(number)
-            if has_priorities:
-                self.leaf(layout.PRIORITY).note_array(number)
+            self._note_priorities(number, info)
+
+    def _note_priorities(self, number: int, info: SegmentInfo) -> None:
+        """Record whether a folder's segment has the array of priorities; the caller holds the lock."""
+        has_priorities = layout.PRIORITY in info.chunk_rows
+        if has_priorities or info.sealed:
+            self._lacking.discard(number)
+        else:
+            self._lacking.add(number)
+        if has_priorities:
+            self.leaf(layout.PRIORITY).note_array(number)
 
     def follow(self, slot: int, row: int) -> None:
         for leaf, table in self.leaves.items():
