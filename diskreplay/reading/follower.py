@@ -54,8 +54,9 @@ class Follower:
     def _begin(self, generation: int) -> "_Generation":
         for _ in range(_ATTEMPTS):
             try:
-                known = KnownSegments(self._root, self._counters, self._warns, self._least)
-                return _Generation(self._root, self._counters, known, self._kernel, generation)
+                words = self._counters.read()
+                known = KnownSegments(self._root, self._counters, words, self._warns, self._least)
+                return _Generation(self._root, self._counters, words, known, self._kernel, generation)
             except Merged as merged:
                 self._least = min(self._least, merged.least)
         raise StoreLocked(
@@ -131,12 +132,12 @@ class _Generation:
         self,
         root: Root,
         counters: StoreCounters,
+        words: Ints,
         known: KnownSegments,
         kernel: Callable[[str], Kernel],
         number: int,
     ) -> None:
-        self._root, self._counters, self.known = root, counters, known
-        self._words = counters.read()
+        self._root, self._counters, self._words, self.known = root, counters, words, known
         root.follow_limits()  # after the counters, so that the next refresh notices a later change of a limit
         # A limit hides steps in the order of their publication, so the follower needs the times of rows. Steps that an
         # earlier limit has hidden stay hidden.

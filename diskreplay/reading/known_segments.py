@@ -176,17 +176,16 @@ class KnownSegments:
     the damage of each segment that is left out, by number.
     """
 
-    def __init__(self, root: Root, counters: StoreCounters, warns: bool, least: int) -> None:
+    def __init__(self, root: Root, counters: StoreCounters, words: Ints, warns: bool, least: int) -> None:
         self._root, self._counters, self._warns = root, counters, warns
         self.damaged: dict[int, str] = {}
-        self.slots = Slots(min(self._lowest(), least))
+        self.slots = Slots(min(self._lowest(words), least))
 
-    def _lowest(self) -> int:
+    def _lowest(self, words: Ints) -> int:
         """Return the lowest number that an existing segment may have.
 
         The counter FIRST_LIVE is only a hint: a user may have moved a segment with a lower number back to the store.
         """
-        words = self._counters.read()
         first = int(words[layout.FIRST_LIVE])
         least = max(0, int(words[layout.NEXT_SEGMENT]) - MOST_SLOTS)
         if first <= least:
@@ -238,7 +237,7 @@ class KnownSegments:
         For each segment number, ``known`` has the `Identity` of the segment's metadata file (zarr.json). For a segment
         that may grow, ``known`` has the inode of the segment's folder instead.
         """
-        if self._lowest() < self.slots.origin:
+        if self._lowest(self._counters.read()) < self.slots.origin:
             return True
         there = [number for number in listed_numbers(self._root) if self.slots.origin <= number < self.slots.end]
         return any(number not in known or self._is_other(number, known[number]) for number in there)

@@ -137,18 +137,17 @@ class StoreCounters:
             # damaged word cannot hide segments. A FIRST_LIVE that is too low does no harm.
             if len(changed) == 0 or (len(changed) == 1 and values[changed[0]] > before[changed[0]]):
                 values[layout.FIRST_LIVE] = before[layout.FIRST_LIVE]
-                return self._checked(values)
+                break
             time.sleep(1e-4 * attempt)
-        raise FormatError(f"{self._file}: a counter and its complement disagree; restore this file from a backup")
-
-    def _checked(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
+        else:
+            raise FormatError(f"{self._file}: a counter and its complement disagree; restore this file from a backup")
         if (
-            (words < 0).any()
-            or (words > layout.MOST_COUNTED).any()
-            or not words[layout.FIRST_LIVE] <= words[layout.NEXT_SEGMENT] <= layout.MAX_SEGMENTS
+            (values < 0).any()
+            or (values > layout.MOST_COUNTED).any()
+            or not values[layout.FIRST_LIVE] <= values[layout.NEXT_SEGMENT] <= layout.MAX_SEGMENTS
         ):
-            raise FormatError(f"{self._file} holds impossible counters {words.tolist()}; restore it from a backup")
-        return words
+            raise FormatError(f"{self._file} holds impossible counters {values.tolist()}; restore it from a backup")
+        return values
 
     def raw(self) -> bytes:
         """Return the bytes of the file: comparing them is the cheapest way to detect changes."""
