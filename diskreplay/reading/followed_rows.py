@@ -16,11 +16,18 @@ from diskreplay.reading.live_lanes import MANY_ROWS, CapacityFrontier, LiveLanes
 from diskreplay.reading.snapshot import SegmentTable, Snapshot
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root
-from diskreplay.segments.episode_table import LaneSlice, ParsedEpisodes, parse_episodes
 from diskreplay.segments.files.commit import StoreCounters
 from diskreplay.segments.folder import Pack, lost_ids
 from diskreplay.segments.segment import DAMAGE, SegmentInfo
-from diskreplay.segments.segment_reader import LaneFlags, check_chunks, read_lanes, read_sealed
+from diskreplay.segments.segment_reader import (
+    LaneFlags,
+    LaneSlice,
+    ParsedEpisodes,
+    check_chunks,
+    parse_episodes,
+    read_lanes,
+    read_sealed,
+)
 
 # The flags of several sealed segments are parsed together, about this many bytes at a time.
 _AT_ONCE = 16 << 20

@@ -1,4 +1,4 @@
-"""Reads from a segment's files its extent and its flags, and checks that all its chunks exist.
+"""Reads from a segment's files its extent, flags and episodes, and checks that all its chunks exist.
 
 An array of an episode field has one value for each row of a lane with the flag `EPISODE_VALUES`, in the order of these
 rows. The values of rows that were lost to damage stay in these arrays, as zeros; see `Lost.values`.
@@ -14,9 +14,23 @@ from numpy.typing import NDArray
 
 from diskreplay.errors import FormatError
 from diskreplay.folders import BY_PATH, Lookup, LookupBelow
-from diskreplay.ids import Ints
+from diskreplay.ids import (
+    CONTINUES,
+    CUT,
+    DISCARD,
+    DISCARD_BEFORE,
+    DISCARDED,
+    END_MARKER,
+    EPISODE_VALUES,
+    FIRST,
+    OBSERVATION_ONLY,
+    POSITION_BITS,
+    TERMINATED,
+    TRUNCATED,
+    EpisodeTable,
+    Ints,
+)
 from diskreplay.segments.documents import layout
-from diskreplay.segments.episode_table import Gaps
 from diskreplay.segments.files.commit import read_lane_counter
 from diskreplay.segments.files.mapping import Mapping, data_ranges, opened, read_into, read_part
 from diskreplay.segments.segment import SegmentInfo
@@ -110,6 +124,17 @@ def _flags(
 
 # Holes are left out if there are at least `_LARGE` flags, and less than 1 / `_SPARSE` of the flags are on disk.
 _LARGE, _SPARSE = 1 << 20, 4
+
+
+class Gaps(NamedTuple):
+    """Zeros that were left out of an array of flags: ``rows[i]`` zeros after position ``at[i]`` of the array."""
+
+    at: Ints
+    rows: Ints
+
+    def before(self, positions: Ints) -> Ints:
+        total: Ints = np.append(0, np.cumsum(self.rows))
+        return total[np.searchsorted(self.at, positions)]
 
 
 class LaneFlags(NamedTuple):
@@ -268,3 +293,116 @@ def _read_rows(paths: Sequence[str], size: int, per_chunk: int, committed: Ints,
                 if not read_part(fd, lane * per_chunk, part):
                     raise FormatError(f"{path} has become shorter than {size} bytes; restore this file from a backup")
     return flags
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+_ENDS = TERMINATED | TRUNCATED | OBSERVATION_ONLY | END_MARKER
+
+
+class LaneSlice(NamedTuple):
+    """Slices of lanes; each column has one entry per slice.
+
+    A slice is ``rows`` rows of the lane ``lane``, from row ``first_row`` on. The first row of a slice begins an
+    episode. ``segment`` is the number of the slice's segment, and ``lanes`` this segment's number of lanes.
+    """
+
+    segment: Ints
+    lanes: Ints
+    lane: Ints
+    first_row: Ints
+    rows: Ints
+    sealed: NDArray[np.bool_]
+
+
+class ParsedEpisodes(NamedTuple):
+    """The ended episodes, and the open episode of each slice.
+
+    ``open_start`` is the first row of the open episode, or -1 if no episode is open. ``open_continues`` is whether the
+    open episode continues an episode that was cut for its length.
+    """
+
+    ended: EpisodeTable
+    open_start: Ints
+    open_continues: NDArray[np.bool_]
+
+
+def parse_episodes(flags: NDArray[np.uint8], slices: LaneSlice, gaps: Gaps | None = None) -> ParsedEpisodes:
+    """Return the episodes of slices of lanes; ``flags`` has the flags of all slices, concatenated.
+
+    ``gaps`` are zeros that were left out of ``flags``. ``slices.rows`` does not count the rows of these zeros. Raises
+    FormatError if the flags of a slice do not form a sequence of episodes.
+    """
+    end_at = np.cumsum(slices.rows)
+    begin_at = end_at - slices.rows
+    filled = np.flatnonzero(slices.rows)
+    starts, marks = _starts(flags)
+    # The first row of every slice begins an episode, so an episode ends where the next episode begins.
+    discards = marks[marks >= DISCARDED]
+    if ((discards != DISCARD) & (discards != DISCARD_BEFORE)).any() or not (flags[begin_at[filled]] & FIRST).all():
+        raise _damaged(flags, slices, "the flags in done are damaged at row {}")
+    stops = np.append(starts[1:], len(flags))[: len(starts)]
+    last = flags[stops - 1]
+    extra = (last & (OBSERVATION_ONLY | END_MARKER)) != 0
+    begin, start, stop = begin_at, starts, stops
+    if gaps is not None:
+        begin, start, stop = (positions + gaps.before(positions) for positions in (begin_at, starts, stops))
+    steps = stop - start - extra
+    if ((steps < 1) & (last != DISCARD_BEFORE)).any():
+        raise _damaged(flags, slices, "an episode without a step in done after row {}")
+    step_flags = np.where(extra, flags[stops - 1 - extra], last)
+    step_flags[steps < 1] = 0
+    expected = np.count_nonzero(extra) + np.count_nonzero(step_flags & (TERMINATED | TRUNCATED))
+    if np.count_nonzero(marks & _ENDS) != expected:
+        raise _damaged(flags, slices, "an episode in done ends twice after row {}")
+    end = step_flags & (TERMINATED | TRUNCATED | EPISODE_VALUES)
+    end |= np.where(extra, last & (TRUNCATED | OBSERVATION_ONLY | CUT | EPISODE_VALUES | DISCARDED), np.uint8(0))
+    end |= np.where(last & DISCARDED, np.uint8(TRUNCATED | CUT), np.uint8(0))
+    end |= np.where(flags[starts] & CUT, np.uint8(CONTINUES), np.uint8(0))
+
+    newest = np.searchsorted(starts, end_at[filled]) - 1  # the last episode of each slice: it may be open
+    is_open = ((end[newest] & (TERMINATED | TRUNCATED)) == 0) & ~slices.sealed[filled]
+    open_start, open_continues = np.full(len(end_at), -1), np.zeros(len(end_at), np.bool_)
+    opened, newest = filled[is_open], newest[is_open]
+    open_start[opened] = start[newest] - begin[opened] + slices.first_row[opened]
+    open_continues[opened] = (end[newest] & CONTINUES) != 0
+    # An episode without an end flag was cut by its writer, without a final observation.
+    end[(end & (TERMINATED | TRUNCATED)) == 0] |= TRUNCATED | CUT
+    if len(newest):
+        starts, start, steps, end = (np.delete(column, newest) for column in (starts, start, steps, end))
+    if not len(starts):
+        return ParsedEpisodes(EpisodeTable.concatenate([]), open_start, open_continues)
+    # Empty slices begin at the same position as the slice after them: `side="right"` finds the slice that has rows.
+    which = np.searchsorted(begin_at, starts, side="right") - 1 if len(begin_at) > 1 else np.zeros(1, np.int64)
+    row, stride = start + (slices.first_row - begin)[which], slices.lanes[which]
+    first = ((slices.segment << POSITION_BITS) + slices.lane)[which] + row * stride
+    ended = EpisodeTable.of(first, stride, steps, steps + ((end & OBSERVATION_ONLY) != 0), end)
+    return ParsedEpisodes(ended, open_start, open_continues)
+
+
+def _starts(flags: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.uint8]]:
+    """Return the positions of flags that begin an episode, and an array with all nonzero flags, in order."""
+    # In long episodes most flags are 0, so eight flags are compared at once.
+    whole = len(flags) & ~7
+    words = np.flatnonzero(flags[:whole].view(np.uint64))
+    if 4 * len(words) > len(flags) // 8:
+        return np.flatnonzero(flags & FIRST), flags
+    some = flags[:whole].reshape(-1, 8)[words].reshape(-1)
+    at, rest = np.flatnonzero(some & FIRST), np.flatnonzero(flags[whole:] & FIRST)
+    return np.concatenate([(words[at >> 3] << 3) + (at & 7), rest + whole]), np.append(some, flags[whole:])
+
+
+def _damaged(flags: NDArray[np.uint8], slices: LaneSlice, problem: str) -> FormatError:
+    """Parse each slice alone, and return an error that names the damaged slice."""
+    number = 0
+    stops = np.cumsum(slices.rows).tolist()
+    if len(stops) > 1:
+        for number, stop in enumerate(stops):
+            alone = LaneSlice._make(column[number : number + 1] for column in slices)
+            try:
+                parse_episodes(flags[stop - int(alone.rows[0]) : stop], alone)
+            except FormatError as error:
+                return error
+    where = f"segment {slices.segment[number]}, lane {slices.lane[number]}"
+    return FormatError(f"{where}: {problem.format(slices.first_row[number])}; restore the segment")

@@ -7,7 +7,7 @@ from diskreplay.ids import DISCARDED, END, EPISODE_COLUMNS, FIRST_ID, OPEN, POSI
 from diskreplay.kernels import following
 from diskreplay.kernels.following import follow_plain
 from diskreplay.kernels.packed import pack
-from diskreplay.segments.episode_table import LaneSlice, parse_episodes
+from diskreplay.segments.segment_reader import LaneSlice, parse_episodes
 from tests.kernels.pairs import KERNELS
 
 ORIGIN, CHUNK, CHUNKS = 3, 64, 4

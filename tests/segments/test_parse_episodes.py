@@ -8,7 +8,7 @@ import diskreplay as dr
 from diskreplay.errors import FormatError
 from diskreplay.ids import CONTINUES
 from diskreplay.segments.documents.layout import DONE
-from diskreplay.segments.episode_table import Gaps, LaneSlice, parse_episodes
+from diskreplay.segments.segment_reader import Gaps, LaneSlice, parse_episodes
 from tests.testing.support import serial_schema
 
 TERMINATED, TRUNCATED, FIRST, OBSERVATION, CUT, MARKER, VALUES, DISCARDED = 1, 2, 4, 8, 16, 32, 64, 128

@@ -9,7 +9,7 @@ import pytest
 from diskreplay.integrity.verify.check_sums import checksum
 from diskreplay.integrity.verify.files import after_zeros
 from diskreplay.integrity.verify.row_flags import START, first_wrong, is_row, may_follow
-from diskreplay.segments.episode_table import LaneSlice, parse_episodes
+from diskreplay.segments.segment_reader import LaneSlice, parse_episodes
 
 
 @pytest.mark.parametrize("runs", [[], [5], [0, 1 << 20], [3, 7 << 20, 4096, 1], [100_000, 1 << 33]])
