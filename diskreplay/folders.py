@@ -12,9 +12,10 @@ import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, TypeVar
 
 _DESCRIPTORS = "/proc/self/fd/"
 _BELOW = re.compile(rf"{_DESCRIPTORS}(\d+)")
@@ -105,7 +106,7 @@ class Lookup:
 BY_PATH = Lookup()
 
 
-class LookupBelow(Lookup):
+class LookupBelow(Lookup, AbstractContextManager["LookupBelow"]):
     """Finds files below a folder by the folder's descriptor. Not thread-safe.
 
     This is three times as fast as lookups by full paths. Files outside the folder are found by their full paths. A
@@ -114,15 +115,12 @@ class LookupBelow(Lookup):
     Raises
     ------
     OSError
-        At the beginning of the `with` block: ``folder`` is not a folder, or is a symbolic link.
+        ``folder`` is not a folder, or is a symbolic link.
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = f"{folder}/"
-
-    def __enter__(self) -> Self:
-        self._fd = os.open(self._folder[:-1], os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        return self
+        self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         os.close(self._fd)

@@ -56,7 +56,7 @@ class Field:
         set_once = object.__setattr__
         set_once(self, "shape", _checked_shape(shape))
         set_once(self, "dtype", _checked_dtype(dtype))
-        set_once(self, "space", _checked_space(space))
+        set_once(self, "space", None if space is None else _checked_space(space))
         set_once(self, "row_bytes", math.prod(self.shape) * self.dtype.itemsize)
         if self.row_bytes > MAX_ROW_BYTES:
             raise SchemaError(f"a field has at most {MAX_ROW_BYTES} bytes a step, not {self.row_bytes}")
@@ -149,9 +149,7 @@ def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def _checked_space(space: Any) -> dict[str, Any] | None:
-    if space is None:
-        return None
+def _checked_space(space: Any) -> dict[str, Any]:
     if not isinstance(space, dict):
         raise SchemaError(f"a field's space is a dict or None, not {type(space).__name__}")
     try:

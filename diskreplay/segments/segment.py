@@ -640,7 +640,7 @@ def _check_chunk_rows(
     for leaf, array in arrays.items():
         rows = chunk_rows[leaf]
         # The number of rows is a power of two. A chunk of a single row may be larger than the maximum chunk size.
-        if not is_whole(rows, 1) or rows & (rows - 1):
+        if type(rows) is not int or rows < 1 or rows & (rows - 1):
             raise ValueError(f"{rows!r:.40} rows a chunk of {leaf}")
         if rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed:
             raise ValueError(f"{rows} rows a chunk of {leaf}")

@@ -170,7 +170,7 @@ class Root:
         return str(self.counters_folder / layout.LOCK)
 
     def segment_path(self, number: int) -> Path:
-        return self.segments_folder / layout.segment_name(number)
+        return self.home.path / layout.segment_folder(number)
 
     def check_still_there(self) -> None:
         """Raise StoreNotFound if the store was deleted or replaced since it was opened.
