@@ -73,19 +73,6 @@ def test_steps_that_come_discarded_never_count_as_arrived(store):
         assert reader.refresh() == 0
 
 
-def test_without_an_open_episode_nothing_happens(store):
-    with store.writer() as writer:
-        writer.discard_episode()
-        append_numbered(writer, range(3))
-        writer.discard_episode()
-        writer.discard_episode()
-        append_numbered(writer, range(3, 5), end="open")
-        writer.end_episode()
-        writer.discard_episode()
-    assert serials(store) == [[0, 1, 2], [3, 4]]
-    assert store.snapshot.segments.discarded_steps == 0
-
-
 def test_a_vector_discards_the_lanes_of_a_mask(store):
     def append(values):
         obs = np.tile(np.float32(values)[:, None], 3)
@@ -188,17 +175,6 @@ def test_a_marker_without_a_step_stays_when_all_others_of_its_segment_are_evicte
         store.compact()
     assert all(each[0] > 0 for each in serials(store))
     assert store.snapshot.segments.discarded_steps == 3
-
-
-def test_segments_of_an_episode_each(tmp_store):
-    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
-        with store.writer() as writer:
-            append_numbered(writer, range(3), end="open")
-            writer.discard_episode()
-            append_numbered(writer, range(3, 6))
-            assert serials(store) == [[3, 4, 5]]
-        assert serials(store) == [[3, 4, 5]]
-        assert store.verify(deep=True) == []
 
 
 _KILLED = """

@@ -144,6 +144,7 @@ def test_a_writer_killed_between_making_and_using_one_leaves_nothing_wrong(kille
     with dr.open(killed_ahead) as reader:
         assert serials(reader) == list(range(24))
         assert [s["state"] for s in reader.info()["segments"]] == ["dead"]
+        assert [w["state"] for w in reader.info()["writers"]] == ["dead"]
     assert digest(killed_ahead) == before  # mode "r" writes nothing
     assert left.exists()
     with dr.open(killed_ahead, "a") as store:

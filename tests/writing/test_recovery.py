@@ -96,29 +96,6 @@ def test_a_killed_writer_loses_nothing_it_committed(store, lanes, steps):
             assert all(len(e.obs) == len(e) + 1 and e.obs[-1][0] == e["serial"][-1] + 1 for e in episodes)
 
 
-def test_a_reader_of_mode_r_leaves_a_dead_writers_segment_alone(store):
-    with subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(store.path), "0"], stdout=subprocess.PIPE, cwd=REPOSITORY
-    ) as child:
-        child.stdout.readline()
-        child.kill()
-    with dr.open(store.path) as reader:
-        assert [w["state"] for w in reader.info()["writers"]] == ["dead"]
-        assert len(reader) >= 1
-    assert store.refresh() >= 1
-
-
-def test_a_living_writers_segment_is_not_taken_from_it(store):
-    with store.writer() as writer:
-        append_numbered(writer, range(3), end="open")
-        with dr.open(store.path, "a") as other:
-            assert [w["state"] for w in other.info()["writers"]] == ["alive"]
-        append_numbered(writer, range(3, 5))
-        store.refresh()
-
-        assert [len(e) for e in store.episodes] == [5]
-
-
 @pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate", "rename"])
 def test_a_full_disk_refuses_the_row_and_loses_nothing(store, monkeypatch, call):
     with store.writer() as writer:
@@ -189,23 +166,6 @@ def test_a_copy_of_a_store_that_is_written_shows_only_what_was_flushed(store, tm
         with dr.open(tmp_path / "copy") as copy:
             assert [e["serial"].tolist() for e in copy.episodes] == [[0, 1, 2]]
             assert len(copy.episodes[0].obs) == 4
-
-
-def test_after_a_boot_only_durable_rows_count_and_are_sealed(store, monkeypatch, tmp_path):
-    writer = store.writer(durability=3600.0)
-    append_numbered(writer, range(3))
-    writer.flush()
-    append_numbered(writer, range(3, 8), end="open")
-    # The machine goes down: the folder as it is, without a living writer, under another boot id.
-    shutil.copytree(store.path, tmp_path / "after")
-    monkeypatch.setattr("diskreplay.segments.segment.boot_id", lambda: "another boot")
-    with dr.open(tmp_path / "after", "a") as after:
-        after.close()
-    with dr.open(tmp_path / "after") as reader:
-        assert [e["serial"].tolist() for e in reader.episodes] == [[0, 1, 2]]
-        assert reader.info()["segments"][0]["state"] == "sealed"
-    monkeypatch.undo()
-    writer.close()
 
 
 def test_durability_episode_syncs_at_each_end(store):

@@ -65,80 +65,6 @@ def test_every_episode_equals_the_model_and_a_fresh_reader_finds_the_same(schema
             assert check_store(reader, model) == ids
 
 
-def test_a_step_with_next_obs_is_sampleable_at_once(store):
-    with store.writer() as writer:
-        writer.append(obs(0), 0, 1.0, False, next_obs=obs(1), serial=0)
-
-        assert lengths(store) == [1]
-        assert sampleable(store) == {int(store.episodes[0].ids[0])}
-        assert store.episodes[0].obs.tolist() == [[0] * 3, [1] * 3]
-
-
-def test_a_step_without_next_obs_is_sampleable_when_the_following_one_is_there(store):
-    with store.writer() as writer:
-        writer.append(obs(0), 0, 1.0, False, serial=0)
-        assert lengths(store) == [1]
-        assert sampleable(store) == set()
-
-        writer.append(obs(1), 0, 1.0, False, serial=1)
-        assert lengths(store) == [2]
-        assert sampleable(store) == {int(store.episodes[0].ids[0])}
-
-
-def test_a_terminated_step_is_sampleable_without_a_final_observation(store):
-    with store.writer() as writer:
-        writer.append(obs(0), 0, 1.0, True, serial=0)
-
-    assert sampleable(store) == set(store.episodes[0].ids.tolist())
-
-
-def test_a_truncated_last_step_without_final_observation_is_not_sampleable(store):
-    with store.writer() as writer:
-        writer.append(obs(0), 0, 1.0, False, serial=0)
-        writer.append(obs(1), 0, 1.0, False, True, serial=1)
-
-    assert lengths(store) == [2]
-    assert sampleable(store) == {int(store.episodes[0].ids[0])}
-
-
-@pytest.mark.parametrize(
-    ("flags", "ends"),
-    [((True, False), (True, False, False)), ((False, True), (False, True, False)), ((True, True), (True, True, False))],
-)
-def test_an_episode_says_how_it_ended(store, flags, ends):
-    with store.writer() as writer:
-        writer.append(obs(0), 0, 1.0, *flags, next_obs=obs(1), serial=0)
-        store.refresh()
-        episode = store.episodes[0]
-
-        assert (episode.terminated, episode.truncated, episode.cut) == ends
-
-
-def test_close_cuts_what_is_open_and_keeps_the_newest_observation(store):
-    writer = store.writer()
-    append_numbered(writer, range(3), end="open")
-    store.refresh()
-    assert not store.episodes[0].cut
-    writer.close()
-    store.refresh()
-
-    (episode,) = store.episodes
-    assert (episode.terminated, episode.truncated, episode.cut) == (False, True, True)
-    assert episode.obs[:, 0].tolist() == [0, 1, 2, 3]
-
-
-def test_end_episode_takes_a_final_observation_and_values(store):
-    with store.writer() as writer:
-        writer.append(obs(0), 0, 1.0, False, serial=0)
-        writer.end_episode(final_obs=obs(9), episode={"seed": 7})
-        store.refresh()
-        (episode,) = store.episodes
-
-        assert episode.cut
-        assert episode.obs[-1].tolist() == [9, 9, 9]
-        assert episode["seed"] == 7
-
-
 def test_readers_see_at_once_that_an_episode_was_ended_without_a_final_observation(store):
     with store.writer() as writer:
         for i in range(3):
@@ -161,29 +87,6 @@ def test_a_whole_episode_ends_the_open_one_at_once_though_it_goes_to_another_seg
         writer.append_episode(*arrays, terminated=True, serial=np.arange(3, 5))
         store.refresh()
         assert [(len(episode), episode.cut) for episode in store.episodes] == [(3, True), (2, False)]
-
-
-def test_end_episode_takes_values_without_a_final_observation(store):
-    with store.writer() as writer:
-        writer.append(obs(0), 0, 1.0, False, serial=0)
-        writer.end_episode(episode={"seed": 7})
-        append_numbered(writer, range(1, 3))
-        store.refresh()
-
-        assert lengths(store) == [1, 2]
-        assert [episode["seed"] for episode in store.episodes] == [7, None]
-        assert store.episodes[0].obs.shape == (1, 3)
-
-
-def test_end_episode_does_nothing_when_none_is_open(store):
-    with store.writer() as writer:
-        writer.end_episode()
-        append_numbered(writer, range(2))
-        writer.end_episode(final_obs=obs(0), episode={"seed": 1})
-
-        assert lengths(store) == [2]
-        assert not store.episodes[0].cut
-        assert store.episodes[0]["seed"] is None
 
 
 def test_an_observation_that_does_not_continue_cuts_the_episode_and_warns_once(store):
@@ -287,30 +190,6 @@ def test_a_reused_next_obs_array_that_changed_in_between_does_not_pass_as_its_co
         assert [episode.obs[:, 0].tolist() for episode in store.episodes] == [[0, 1], [7]]
 
 
-def test_append_episode_with_and_without_final_observation(store):
-    with store.writer() as writer:
-        arrays = {"action": np.arange(5), "reward": np.arange(5.0)}
-        rows = np.arange(18, dtype=np.float32).reshape(6, 3)
-        writer.append_episode(rows, **arrays, terminated=False, truncated=True, serial=np.arange(5))
-        writer.append_episode(rows[:5], **arrays, terminated=True, episode={"seed": 3}, serial=np.arange(5, 10))
-        writer.append_episode(rows, **arrays, terminated=False, serial=np.arange(10, 15))
-        store.refresh()
-
-        assert [len(episode.obs) for episode in store.episodes] == [6, 5, 6]
-        assert [episode.cut for episode in store.episodes] == [False, False, True]
-        assert [episode["seed"] for episode in store.episodes] == [None, 3, None]
-        assert store.episodes[1].reward.tolist() == [0, 1, 2, 3, 4]
-
-
-def test_append_episode_cuts_the_open_one_first(store):
-    with store.writer() as writer:
-        append_numbered(writer, range(2), end="open")
-        writer.append_episode(np.zeros((4, 3)), np.zeros(3, int), np.zeros(3), terminated=True, serial=np.arange(2, 5))
-
-        assert lengths(store) == [2, 3]
-        assert [episode.cut for episode in store.episodes] == [True, False]
-
-
 def test_values_enter_by_the_casting_rules(store):
     torch = pytest.importorskip("torch")
     with store.writer() as writer:
@@ -322,19 +201,6 @@ def test_values_enter_by_the_casting_rules(store):
         assert episode.obs.tolist() == [[0, 1, 2], [1, 1, 1]]
         assert episode.action.tolist() == [3, 4]
         assert episode.reward.tolist() == [1, 2]
-
-
-def test_lane_sized_episodes_fill_many_segments_in_order(tmp_store):
-    with dr.create(tmp_store, serial_schema(), segment_steps=20, chunk_bytes=64) as store:
-        with store.writer() as writer:
-            for first in range(0, 500, 5):
-                append_numbered(writer, range(first, first + 5))
-        store.refresh()
-
-        ids = np.concatenate([episode.ids for episode in store.episodes])
-        assert serials(store) == list(range(500))
-        assert (np.diff(ids) > 0).all()
-        assert len(np.unique(ids >> 35)) > 10
 
 
 def test_an_endless_episode_is_cut_so_that_segments_end(tmp_store):
@@ -361,17 +227,6 @@ def test_one_group_an_episode(tmp_store):
         assert lengths(store) == [3] * 20
 
 
-def test_flush_may_be_called_at_any_time(store):
-    with store.writer() as writer:
-        writer.flush()
-        append_numbered(writer, range(3), end="open")
-        writer.flush()
-        append_numbered(writer, range(3, 6))
-        writer.flush()
-
-        assert lengths(store) == [6]
-
-
 @pytest.mark.parametrize("durability", ["none", "episode", 0.01])
 def test_every_durability_stores_the_same(tmp_store, durability):
     with dr.create(tmp_store, serial_schema()) as store, store.writer(durability=durability) as writer:
@@ -392,13 +247,6 @@ def test_close_may_be_repeated_and_the_store_can_be_closed_first(tmp_store):
     with dr.open(tmp_store) as reader:
         assert [len(episode) for episode in reader.episodes] == [3]
         assert reader.episodes[0].cut
-
-
-def test_a_writer_that_is_only_opened_stores_nothing(store):
-    store.writer().close()
-
-    assert lengths(store) == []
-    assert len(store) == 0
 
 
 @pytest.mark.parametrize("reward", [1e39, np.float64(-1e39), np.array(1e39)])
