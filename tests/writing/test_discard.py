@@ -73,6 +73,19 @@ def test_steps_that_come_discarded_never_count_as_arrived(store):
         assert reader.refresh() == 0
 
 
+def test_without_an_open_episode_nothing_happens(store):
+    with store.writer() as writer:
+        writer.discard_episode()
+        append_numbered(writer, range(3))
+        writer.discard_episode()
+        writer.discard_episode()
+        append_numbered(writer, range(3, 5), end="open")
+        writer.end_episode()
+        writer.discard_episode()
+    assert serials(store) == [[0, 1, 2], [3, 4]]
+    assert store.snapshot.segments.discarded_steps == 0
+
+
 def test_a_vector_discards_the_lanes_of_a_mask(store):
     def append(values):
         obs = np.tile(np.float32(values)[:, None], 3)
