@@ -1,7 +1,5 @@
 """A batch is a frozen record of tensors."""
 
-import copy
-import pickle
 import re
 import subprocess
 import sys
@@ -71,12 +69,6 @@ def test_to_moves_every_tensor(batch: dr.Batch) -> None:
     assert batch.to("cpu").reward is batch.reward
 
 
-def test_it_is_copied_and_pickled_by_value(batch: dr.Batch) -> None:
-    for other in (pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), copy.copy(batch)):
-        assert other.reward.equal(batch.reward)
-        assert other.obs["state"].equal(batch.obs["state"])
-
-
 def test_its_repr_tells_dtypes_and_shapes(batch: dr.Batch) -> None:
     assert repr(batch) == "Batch(obs={image: uint8[2, 4], state: float32[2, 3]}, reward=float32[2], index=int64[2])"
 
@@ -127,11 +119,6 @@ def test_a_mask_selects_items_and_so_does_an_empty_list(batch: dr.Batch) -> None
 def test_what_names_no_items_is_an_index_error(batch: dr.Batch, indices: Any) -> None:
     with pytest.raises(IndexError):
         batch.select(indices)
-
-
-def test_the_kind_of_its_ids_stays_with_what_is_made_of_it() -> None:
-    batch = dr.Batch({"index": torch.tensor([7, 8])}, ("transitions",))
-    assert batch.select([1]).kind == batch.to("cpu").kind == next(batch.minibatches(1)).kind == ("transitions",)
 
 
 JAX = """

@@ -30,6 +30,7 @@ OPERATIONS: dict[str, Callable[[dr.Batch], Any]] = {
     "minibatches": lambda batch: list(batch.minibatches(3, seed=0)),
     "numpy": lambda batch: batch.numpy(),
     "repr": lambda batch: (repr(batch), batch._repr_html_()),
+    "copy": copy.copy,
     "deep copy": copy.deepcopy,
     "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
 }
@@ -59,7 +60,7 @@ def test_batches_of_every_view(store: Any) -> None:
         batch = dr.Sampler(store, view, batch_size=4, seed=0).sample()
         for operation, function in OPERATIONS.items():
             found = function(batch)
-            if operation in ("deep copy", "pickle", "to"):
+            if operation in ("copy", "deep copy", "pickle", "to"):
                 for one, other in zip(*map(torch.utils._pytree.tree_leaves, (batch, found)), strict=True):
                     assert one.dtype == other.dtype, (name, operation)
                     np.testing.assert_array_equal(one.numpy(), other.numpy())

@@ -311,28 +311,6 @@ def test_steps_that_were_evicted_meanwhile_have_none(tmp_store: Path) -> None:
             assert set(sampler._planner.target.distribution.chances(found, found.take(np.arange(30)))) == {1 / 30}
 
 
-@pytest.mark.slow(turns=4)
-def test_they_count_inside_of_a_mixture_and_where_ids_are_limited_and_shared(tmp_store: Path) -> None:
-    with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
-        append_numbered(writer, range(40), priority=0.0)
-        append_numbered(writer, [40], priority=1e6)
-        store.refresh()
-        (last,) = store.episodes[-1].ids.tolist()
-        mixed = dr.Mixture([(dr.Uniform(), 0.5), (distribution(), 0.5)])
-        assert (
-            np.mean(dr.Sampler(store, dr.Transitions(), mixed, batch_size=2000, seed=0).sample().index.numpy() == last)
-            > 0.45
-        )
-        limited = dr.Sampler(store, dr.Transitions(), distribution(), batch_size=4, seed=0, max_times_sampled=2)
-        drawn = np.concatenate([limited.sample().index.numpy() for _ in range(5)])
-        assert np.count_nonzero(drawn[:4] == last) == np.count_nonzero(drawn == last) == 2
-        shares = [
-            dr.Sampler(store, dr.Transitions(), distribution(), batch_size=50, seed=0, rank=rank, world_size=2).sample()
-            for rank in range(2)
-        ]
-        assert sorted(np.mean(share.index.numpy() == last) for share in shares) == [0.0, 1.0]
-
-
 def test_priorities_of_a_state_go_before_initial_ones(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema()) as store, store.writer() as writer:
         append_numbered(writer, range(10), priority=3.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.errors import Closed, SegmentGone
+from diskreplay.errors import SegmentGone
 
 SCHEMA = dr.Schema(obs=dr.Field((3,), "float32"), action=dr.Field((), "int64"), episode={"seed": dr.Field((), "int64")})
 
@@ -170,33 +170,6 @@ def test_where_is_asked_of_a_newer_store_after_an_eviction(tmp_store: Path, monk
         assert not gone
 
 
-def test_vector_writers_and_several_writers_are_sampled_alike(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SCHEMA, segment_steps=64) as store:
-        vector, single = store.writer(num_envs=3), store.writer()
-        for t in range(80):
-            serial = np.array([1000, 2000, 3000]) + t
-            obs, following = (np.stack([row(int(s) + d) for s in serial]) for d in (0, 1))
-            vector.append(obs, serial, np.ones(3), serial % 10 == 9, next_obs=following)
-            append_steps(single, 5000 + t, 1, end=t % 7 == 6)
-        sampler = dr.Sampler(store, dr.Transitions(4, gamma=0.9), batch_size=4000, seed=0)
-        batch = sampler.sample()
-        check(batch)
-        assert {int(a) // 1000 for a in batch.action} == {1, 2, 3, 5}
-        assert len(set(batch.index.tolist())) > 280
-        again = sampler.gather(batch.index)
-        assert again.obs.equal(batch.obs)
-
-
-def test_batches_outlive_their_store(tmp_store: Path) -> None:
-    with dr.create(tmp_store, SCHEMA) as store:
-        with store.writer() as writer:
-            append_steps(writer, 0, 50)
-        batch = dr.Sampler(store, dr.Transitions(gamma=0.9), batch_size=32, seed=0).sample()
-    check(batch)
-    with pytest.raises(Closed, match="closed"):
-        dr.Sampler(store, dr.Transitions()).sample()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_threads_sample_while_a_thread_writes(tmp_store: Path, shared: bool) -> None:
@@ -259,16 +232,6 @@ def test_a_path_is_opened_and_closed_with_the_sampler(tmp_store: Path) -> None:
     for wrong in (dr.Store, None, 3):
         with pytest.raises(ValueError, match="^store must be a Store or its path, not "):
             dr.Sampler(wrong, dr.Transitions())
-
-
-def test_a_path_may_be_that_of_an_empty_store(tmp_store: Path) -> None:
-    schema = dr.Schema(obs=dr.Field((), "float32"), action=dr.Field((), "int64"))
-    with dr.create(tmp_store, schema) as store, dr.Sampler(tmp_store, dr.Transitions(), batch_size=2) as sampler:
-        with pytest.raises(dr.NotEnoughData):
-            sampler.sample()
-        with store.writer() as writer:
-            writer.append(0.0, 7, 1.0, True)
-        assert sampler.sample().action.tolist() == [7, 7]
 
 
 def test_a_path_is_closed_again_where_its_sampler_cannot_be_made(

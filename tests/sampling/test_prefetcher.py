@@ -120,37 +120,6 @@ def test_what_is_drawn_ahead_is_what_would_have_been_drawn(
 
 
 @pytest.mark.usefixtures("threads_make_all")
-def test_the_last_batch_of_a_sweep_is_short(store: Any) -> None:
-    store.refresh()
-    size = (len(store) - 1) // 6
-    last = len(store) - 6 * size
-    assert 0 < last < size
-    kwargs: Any = {"batch_size": size, "fields": ("obs/number",), "prefetch": 3, "seed": 0}
-    with dr.Sampler(store, dr.Transitions(), dr.Sweep(passes=1), **kwargs) as sampler:
-        assert [batch.batch_size for batch in sampler] == [size] * 6 + [last]
-
-
-@pytest.mark.usefixtures("threads_make_all")
-def test_an_interrupt_while_batches_are_drawn_loses_none_of_them(store: Any, monkeypatch: Any) -> None:
-    draws = iter([None, None, KeyboardInterrupt, *([None] * 1000)])
-    draw_once = dr.Sweep.draw
-
-    def interrupted(*args: Any) -> Any:
-        if error := next(draws):
-            raise error
-        return draw_once(*args)
-
-    monkeypatch.setattr(dr.Sweep, "draw", interrupted)
-    seen: list[int] = []
-    with dr.Sampler(store, dr.Transitions(), dr.Sweep(passes=1), batch_size=10, prefetch=3, seed=0) as sampler:
-        with pytest.raises(KeyboardInterrupt):
-            sampler.sample()
-        for batch in sampler:
-            seen += batch.index.tolist()
-    assert len(seen) == len(set(seen)) == len(store)
-
-
-@pytest.mark.usefixtures("threads_make_all")
 def test_priorities_count_from_the_next_batch_that_is_drawn(store: Any) -> None:
     with dr.Sampler(store, dr.Transitions(), dr.Prioritized(alpha=1.0), batch_size=8, prefetch=3, seed=0) as sampler:
         batches = [sampler.sample()]
@@ -194,23 +163,6 @@ def test_updates_of_batches_drawn_ahead_are_the_same_in_any_order(store: Any) ->
                 batches.append(index.tolist())
             found.append(batches)
     assert found[0] == found[1]
-
-
-def test_memory_of_small_batches_is_used_again_when_they_are_gone(store: Any) -> None:
-    with dr.Sampler(store, dr.Transitions(), batch_size=8, prefetch=3, seed=0) as sampler:
-        for _ in range(40):
-            sampler.sample()
-        assert len(sampler._destination.pool) <= 2
-        kept = [sampler.sample().obs["number"][2:4] for _ in range(40)]
-        was = [part.tolist() for part in kept]
-        for _ in range(40):
-            sampler.sample()
-        assert [part.tolist() for part in kept] == was
-        assert len(sampler._destination.pool) >= 40
-        del kept
-        for _ in range(40):
-            sampler.sample()
-        assert len(sampler._destination.pool) <= 3 + 2 + 1
 
 
 @pytest.mark.slow

@@ -121,13 +121,14 @@ def test_a_batch_knows_what_its_ids_are_ids_of(store: Any) -> None:
     sampler = dr.Sampler(store, dr.Transitions(n_step=3), dr.Prioritized(), batch_size=8, seed=0)
     batch = sampler.sample()
     assert batch.kind == sampler.view.kind == ("transitions",)
-    copies = [batch, batch.to("cpu"), *batch.minibatches(3), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))]
-    assert [other.kind for other in copies] == [batch.kind] * 7
+    made = [batch.to("cpu"), *batch.minibatches(3), batch.select([0, 1]), copy.deepcopy(batch)]
+    copies = [batch, *made, pickle.loads(pickle.dumps(batch))]
+    assert [other.kind for other in copies] == [batch.kind] * 8
     assert sampler.gather(batch.index.numpy()).kind == batch.kind
     sampler.view = dr.Sequences(length=10, overlap=5)
     assert sampler.sample().kind == ("sequences", 10, 5, True)
     skipped = [sampler.update_priorities(other.index, np.ones(other.batch_size)) for other in copies]
-    assert skipped == [other.batch_size for other in copies] == [8, 8, 3, 3, 2, 8, 8]
+    assert skipped == [other.batch_size for other in copies] == [8, 8, 3, 3, 2, 2, 8, 8]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -208,17 +208,3 @@ def test_gather_gives_the_fields_that_it_is_asked_for(store: dr.Store) -> None:
     assert set(sampler.sample()) == {"obs", "index", "weight"}
     with pytest.raises(ValueError, match="nothing"):
         sampler.gather(fields=["nothing"])
-
-
-def test_gather_does_not_change_what_is_drawn(store: dr.Store) -> None:
-    batches = []
-    for asked in (False, True):
-        sampler = dr.Sampler(store, dr.Transitions(2), dr.Prioritized(), batch_size=8, prefetch=1, seed=0)
-        drawn = []
-        for _ in range(4):
-            drawn.append(sampler.sample().index.tolist())
-            if asked:
-                sampler.gather(fields=["reward", "probability"])
-        assert sampler.stats()["batches"] == 4
-        batches.append(drawn)
-    assert batches[0] == batches[1]

@@ -362,25 +362,6 @@ def test_the_rollouts_of_a_crowd_of_lanes_are_what_was_appended(tmp_store: Path,
                 np.testing.assert_allclose(batch["advantage"][t], run, rtol=1e-5, atol=1e-5)
 
 
-def test_a_batch_of_many_items_has_the_rows_of_small_ones(tmp_store: Path) -> None:
-    rng, lanes = np.random.default_rng(1), 5
-    with dr.create(tmp_store, SCHEMA, segment_steps=300) as store:
-        with store.writer(num_envs=lanes) as writer:
-            for t in range(400):
-                more = {name: np.full(lanes, t, float) for name in SCHEMA.extra}
-                obs, ends = rng.standard_normal((lanes, 2)), rng.random(lanes) < 0.1
-                writer.append(obs, np.arange(lanes), np.full(lanes, float(t)), ends, **more)
-        store.refresh()
-        ids = rng.permutation(np.concatenate([episode.ids[:-1] for episode in store.episodes]))[:1300]
-        for view in (dr.Transitions(), dr.Transitions(n_step=3, frame_stack=3)):
-            with dr.Sampler(store, view, batch_size=8) as sampler:
-                whole = sampler.gather(ids)
-                parts = [sampler.gather(some) for some in np.array_split(ids, 20)]
-                for name in whole:
-                    expected = np.concatenate([part[name] for part in parts])
-                    np.testing.assert_array_equal(whole[name], expected, name)
-
-
 def test_a_lane_that_is_too_short_is_named_and_nothing_is_given(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA) as store, store.writer() as one, store.writer(2) as two:
         source = Source(store, dr.Rollouts(4))

@@ -1,8 +1,6 @@
 """The sampler over fake stores: arguments, draws, snapshots, prefetching, evictions, threads."""
 
-import gc
 import re
-import threading
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 
 import diskreplay as dr
 from diskreplay.errors import SegmentGone
-from tests.views.fakes import FLAT_SCHEMA, SCHEMA, Segment, Snapshot, Store, episode
+from tests.views.fakes import FLAT_SCHEMA, Segment, Snapshot, Store, episode
 
 
 def snapshot_of(lengths: list[int], schema: dr.Schema = FLAT_SCHEMA, **kwargs: Any) -> Snapshot:
@@ -80,40 +78,6 @@ def store() -> Store:
 def test_an_argument_that_makes_no_sense_is_refused(store: Store, arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         dr.Sampler(**{"store": store, "view": dr.Transitions(), **arguments})
-
-
-def test_a_batch_holds_what_the_steps_of_its_index_are(store: Store) -> None:
-    batch = dr.Sampler(store, dr.Transitions(3, gamma=0.5), batch_size=500, seed=0).sample()
-    for i, step_id in enumerate(batch.index.tolist()):
-        made, t = store.snapshot.model[step_id]
-        k = min(3, len(made.steps) - t)
-        assert batch.obs[i].tolist() == made.frame(t)["obs"].tolist()
-        assert batch.next_obs[i].tolist() == made.frame(t + k)["obs"].tolist()
-        assert batch.action[i].item() == made.steps[t].action["action"]
-        assert batch.n_steps[i].item() == k
-        assert batch.discount[i].item() == (0 if t + k == len(made.steps) else 0.5**k)
-        assert batch.terminated[i].item() is (t + k == len(made.steps))
-    assert set(batch.index.tolist()) == set(store.snapshot.model)
-    assert batch.weight.tolist() == [1.0] * 500
-    assert not batch.truncated.any()
-
-
-def test_nested_spaces_give_nested_dicts() -> None:
-    batch = dr.Sampler(
-        Store(snapshot_of([6], SCHEMA)), dr.Transitions(frame_stack={"image": 3}), batch_size=4, seed=0
-    ).sample()
-    assert batch.obs["image"].shape == batch.next_obs["image"].shape == (4, 3, 2, 3)
-    assert batch.obs["state"].shape == (4, 3)
-    assert batch.action["1"].shape == (4, 2)
-    assert batch.hidden["h"].dtype == torch.float16
-    assert batch.bonus.dtype == torch.float64
-
-
-def test_fields_choose_what_a_batch_holds(store: Store) -> None:
-    sampler = dr.Sampler(store, dr.Transitions(), fields=("reward",), batch_size=3)
-    assert list(sampler.sample().keys()) == ["reward", "index", "weight"]
-    with pytest.raises(ValueError, match=r"^fields names 'rewards', and a batch has "):
-        dr.Sampler(store, dr.Transitions(), fields=("rewards",))
 
 
 def test_the_seed_makes_the_draws(store: Store) -> None:
@@ -236,18 +200,6 @@ def test_the_view_is_changed_at_run_time(store: Store) -> None:
     assert sampler.view == dr.Transitions(5)
     sampler.distribution = dr.Uniform()
     assert sampler.sample().n_steps.max() == 5
-
-
-def test_each_batch_looks_for_new_steps_unless_told_not_to() -> None:
-    def grown() -> Store:
-        return Store(snapshot_of([3]), [snapshot_of([3, 40])])
-
-    assert dr.Sampler(grown(), dr.Transitions(), batch_size=500).sample().index.max() > (2 << 35) + 3
-    store = grown()
-    sampler = dr.Sampler(store, dr.Transitions(), batch_size=500, refresh=False)
-    assert sampler.sample().index.max() <= (2 << 35) + 2
-    store.refresh()
-    assert sampler.sample().index.max() > (2 << 35) + 3
 
 
 @pytest.mark.slow
@@ -373,44 +325,6 @@ def test_gather_of_an_id_whose_segment_is_gone_is_an_invalid_index() -> None:
     store = Store(gone, [gone, Snapshot(FLAT_SCHEMA, [None])])
     with pytest.raises(dr.InvalidIndex, match=f"^id {2 << 35} is not in the store: it was evicted, or never existed$"):
         dr.Sampler(store, dr.Transitions()).gather([2 << 35])
-
-
-def test_batches_stay_valid_while_any_tensor_of_them_is_held(store: Store) -> None:
-    sampler = dr.Sampler(store, dr.Transitions(2), batch_size=16, seed=0, debug=True)
-    held, copies = [], []
-    for i in range(60):
-        batch = sampler.sample()
-        if i % 3 == 0:
-            held.append((batch.obs[3:], batch.reward if i % 2 else None, batch.index.numpy()))
-            copies.append((batch.obs[3:].clone(), batch.reward.clone(), batch.index.numpy().copy()))
-        if i == 30:
-            held, copies = held[5:], copies[5:]
-    gc.collect()
-    for (obs, reward, index), (was_obs, was_reward, was_index) in zip(held, copies, strict=True):
-        assert obs.equal(was_obs)
-        assert reward is None or reward.equal(was_reward)
-        assert index.tolist() == was_index.tolist()
-
-
-def test_threads_may_share_a_sampler(store: Store) -> None:
-    sampler = dr.Sampler(store, dr.Transitions(3), batch_size=32, seed=0)
-    wrong: list[int] = []
-
-    def work() -> None:
-        for _ in range(50):
-            batch = sampler.sample()
-            for i, step_id in enumerate(batch.index.tolist()):
-                made, t = store.snapshot.model[step_id]
-                if batch.obs[i].tolist() != made.frame(t)["obs"].tolist():
-                    wrong.append(step_id)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert sampler.stats()["batches"] == 200
 
 
 def test_stats_count_batches_and_steps(store: Store) -> None:

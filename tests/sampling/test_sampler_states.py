@@ -459,17 +459,6 @@ def test_what_was_loaded_from_may_change_afterwards(tmp_store: Path) -> None:
 # --- what was drawn ahead --------------------------------------------------------------------------------------------
 
 
-def test_batches_drawn_ahead_are_delivered_whatever_the_prefetch_is_then(tmp_store: Path) -> None:
-    with collected(tmp_store, 60) as (store, _):
-        one, other = (
-            dr.Sampler(store, VIEWS["hindsight"](), batch_size=16, seed=i, prefetch=prefetch)
-            for i, prefetch in enumerate((3, 0))
-        )
-        compare([one], 5, first=0)
-        other.load_state_dict(one.state_dict())
-        compare([one, other], 10)
-
-
 @pytest.mark.slow
 def test_of_batches_drawn_ahead_those_that_lost_ids_are_drawn_again(tmp_store: Path) -> None:
     for view in ("transitions", "sequences", "rollouts"):

@@ -12,10 +12,8 @@ import pytest
 
 import diskreplay as dr
 from tests.crash.injection import failing, needs_room
-from tests.crash.workloads import Single, Vector, create
-from tests.testing.coded import check_coded_store
 from tests.testing.limited import LimiterCounts, count_anew
-from tests.testing.merged import contents, folders, ignore
+from tests.testing.merged import folders
 from tests.testing.on_disk import attributes_of, flip, locked, segment_of
 from tests.testing.support import append_numbered, digest, serial_schema
 
@@ -68,30 +66,6 @@ def test_there_is_nothing_to_merge_in_a_store_with_one_segment_or_none(tmp_store
         write(store, episodes)
         assert store.compact() == NOTHING
         assert len(folders(tmp_store)) == episodes
-
-
-def test_what_is_being_written_is_left(tmp_store: Path) -> None:
-    with create(tmp_store, capacity=None, segment_steps=4, chunk_bytes=4096) as store, dr.open(tmp_store) as reader:
-        one, some = Single(store, 1, ignore), Vector(store, 2, ignore)
-        for t in range(9):
-            one.step("terminated" if t % 3 == 2 else "")
-            some.step(ends=[t % 4])
-        store._sealer.drain()
-        reader.refresh()
-        before, live = contents(reader), {s["number"] for s in reader.info()["segments"] if s["state"] != "sealed"}
-        assert live
-        assert store.compact()["segments"] > 2
-        assert live < {*folders(tmp_store)}
-        for t in range(3):
-            one.step("terminated" if t == 2 else "")
-            some.step()
-        reader.refresh()
-        assert [episode[0] for episode in contents(reader)][: len(before) - 4] == [e[0] for e in before][:-4]
-        one.close()
-        some.close()
-        reader.refresh()
-        check_coded_store(reader)
-        assert store.verify(deep=True) == []
 
 
 def test_a_reader_may_not_merge(store: dr.Store, tmp_store: Path) -> None:
