@@ -2,20 +2,44 @@
 
 from collections.abc import Mapping, Sequence
 from time import clock_gettime_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from diskreplay.ids import CUT, FIRST, POSITION_BITS, TERMINATED, TRUNCATED
+from diskreplay.ids import (
+    CUT,
+    END_MARKER,
+    EPISODE_VALUES,
+    FIRST,
+    OBSERVATION_ONLY,
+    POSITION_BITS,
+    TERMINATED,
+    TRUNCATED,
+)
 from diskreplay.segments.documents import layout
 from diskreplay.segments.files.machine import CLOCK
 from diskreplay.segments.segment_writer import SegmentWriter
 
-# The values of a step, one per leaf of the schema. Arrays and all leaves of the observation are bytes. All other
-# scalars are numbers.
+# Values of a step, one per leaf of the schema: the observation, or all other values. Arrays and all leaves of the
+# observation are bytes. All other scalars are numbers.
 Items = list[Any]
 # The values of the schema's episode fields for one episode, by the path of the leaf.
 EpisodeItems = Mapping[str, Any]
+
+# 0 or 1 for one step, or an array of 0 and 1 for many steps.
+Truth = TypeVar("Truth", int, NDArray[Any])
+
+
+def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
+    flags: Truth = first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
+    return flags
+
+
+def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
+    """Return the flags of the row after an episode's last step; ``ended`` is False if diskreplay cuts the episode."""
+    flags = (OBSERVATION_ONLY if has_observation else END_MARKER) | (0 if ended else TRUNCATED | CUT)
+    return flags | (EPISODE_VALUES if has_values else 0)
 
 
 class Lane:
@@ -53,13 +77,22 @@ class Lane:
         lanes = len(segment.info.lanes)
         return -1 if row < 0 else segment.number << POSITION_BITS | row * lanes + self.at
 
+    def flags(
+        self, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
+    ) -> tuple[int, int]:
+        """Return the flags of the lane's next step, and the flags of the row after it (0 if it ends no episode)."""
+        flags = step_flags(not self.open, self.continues, terminated, truncated)
+        if next_obs is not None and (terminated or truncated):
+            return flags, final_flags(True, True, bool(episode))
+        return flags | (EPISODE_VALUES if episode else 0), 0
+
 
 class AppendCursor:
     """Writes steps to reserved rows of a segment with one lane, up to the end of the first chunk that becomes full.
 
-    `append` writes the same bytes as `SegmentWriter.write` and `SegmentWriter.publish`, but takes less time. The values
-    of a step are `Items` in the order of ``leaves``. The cursor writes only to rows below ``limit``, and begins
-    episodes only at rows below ``begin_limit``.
+    `append` writes the same bytes as `SegmentWriter.write` and `SegmentWriter.publish`, but takes less time. ``obs``
+    and ``rest`` are the leaves of the observation, and all other leaves of a step. The cursor writes only to rows below
+    ``limit``, and begins episodes only at rows below ``begin_limit``.
 
     Concurrency: as for `EpisodeWriter`.
     """
@@ -67,43 +100,47 @@ class AppendCursor:
     __slots__ = (
         "_begin_limit",
         "_committed",
-        "_count",
         "_done",
         "_lane",
-        "_last",
         "_obs",
         "_observed",
         "_rest",
         "_segment",
         "_start",
-        "_targets",
+        "_stop",
         "_time",
+        "_zeros",
     )
 
-    def __init__(self, lane: Lane, segment: SegmentWriter, leaves: Sequence[str], limit: int, begin_limit: int) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        segment: SegmentWriter,
+        obs: Sequence[str],
+        rest: Sequence[str],
+        limit: int,
+        begin_limit: int,
+    ) -> None:
         self._lane, self._segment = lane, segment
         row = self._start = segment.rows[0]
         parts = {leaf: column.target(0, row) for leaf, column in segment.columns.items()}
-        # The last row for a step with `next_obs`: the row after it must also be reserved.
-        self._last = min(limit, segment.reserved[0], row + min(count for _, count in parts.values())) - 2
+        self._stop = min(limit, segment.reserved[0], row + min(count for _, count in parts.values()))
         self._begin_limit = begin_limit
-        self._done, time = parts[layout.DONE][0], parts[layout.TIME][0]
-        # It is twice as fast to assign a Python number to an element of a memoryview as to an element of an array.
-        self._time = time.data if isinstance(time, np.ndarray) else time
-        self._targets = [parts[leaf][0] for leaf in leaves]
-        self._count = len(self._targets)
-        observed = sum(leaf == "obs" or leaf.startswith("obs/") for leaf in leaves)
-        self._obs = self._targets[:observed]
-        self._rest = [(parts[leaf][0], segment.columns[leaf].zero) for leaf in leaves[observed:]]
+        # The index and the target of each value. To call `enumerate` for each step would take longer.
+        self._obs = list(enumerate(parts[leaf][0] for leaf in obs))
+        self._rest = list(enumerate(_numbers(parts[leaf][0]) for leaf in rest))
+        self._zeros = [segment.columns[leaf].zero for leaf in rest]
+        self._done, self._time = (_numbers(parts[leaf][0]) for leaf in (layout.DONE, layout.TIME))
         self._committed, self._observed = segment.committed.data, segment.observed.data
 
     def append(
         self,
-        items: Items,
+        obs: Items,
+        rest: Items,
         next_obs: Items | None,
-        flags: int = 0,
-        final_flags: int = 0,
-        episode: EpisodeItems | None = None,
+        terminated: bool,
+        truncated: bool,
+        episode: EpisodeItems | None,
         now: int = 0,
     ) -> bool:
         """Write and publish a step and return True, or change nothing and return False.
@@ -115,49 +152,50 @@ class AppendCursor:
         - the step begins an episode at row ``begin_limit`` or later, or an episode that continues a cut episode;
         - the segment has no reserved room for ``episode``.
 
-        ``flags`` has the flags of the step. ``next_obs`` is written to the row after the step. If ``final_flags`` is
-        not 0, the row after the step ends the episode, and gets these flags. ``episode`` has the values of episode
-        fields if the episode ends with the step. ``now`` is the time of the rows in nanoseconds; if it is 0, the method
-        reads the clock.
+        ``next_obs`` is written to the row after the step. If the step is terminated or truncated, this row ends the
+        episode. ``episode`` has the values of episode fields if the episode ends with the step. ``now`` is the time of
+        the rows in nanoseconds; if it is 0, the method reads the clock.
 
         Raises StorageFull if the disk is full: some file systems do not keep reserved blocks. The call may be repeated.
         """
         lane, segment = self._lane, self._segment
-        row, known, pending = segment.rows[0], 0, lane.pending
-        if row > self._last and (next_obs is not None or row > self._last + 1):
+        row, flags, final = segment.rows[0], 0, 0
+        stop = row + 1 if next_obs is None else row + 2
+        if stop > self._stop:
             return False
-        if flags and self._must_refuse(flags, row, episode):
-            return False
-        if pending is not None:
-            known = len(pending)
-            if items[:known] != pending:
+        if terminated or truncated or not lane.open:
+            flags, final = lane.flags(next_obs, terminated, truncated, episode)
+            if self._must_refuse(flags, row, episode):
                 return False
-        at, targets = row - self._start, self._targets
-        for i in range(known, self._count):
-            targets[i][at] = items[i]
+        at = row - self._start
+        if lane.pending is None:
+            for i, target in self._obs:
+                target[at] = obs[i]
+        elif lane.pending != obs:
+            return False
+        for i, target in self._rest:
+            target[at] = rest[i]
         self._done[at] = flags
         self._time[at] = now = now or clock_gettime_ns(CLOCK)  # the same as `clock_ns()`, without a function call
-        rows = row + 1
+        added = 1
         if next_obs is not None:
-            for i, target in enumerate(self._obs):
+            for i, target in self._obs:
                 target[at + 1] = next_obs[i]
-        if flags:
-            if final_flags:
-                # Fields without a value in this row are set to 0, because an interrupted append may have left bytes
-                # there.
-                for target, zero in self._rest:
-                    target[at + 1] = zero
-                self._done[at + 1], self._time[at + 1] = final_flags, now
-                segment.final_rows[0] = rows
-                rows, next_obs = rows + 1, None
-            if episode:
-                segment.write_values(0, episode)
+        if final:
+            # Fields without a value in this row are set to 0, because an interrupted append may have left bytes there.
+            for i, target in self._rest:
+                target[at + 1] = self._zeros[i]
+            self._done[at + 1], self._time[at + 1] = final, now
+            segment.final_rows[0] = row + 1
+            added, next_obs = 2, None
+        if episode:
+            segment.write_values(0, episode)
         # These lines do the same as `SegmentWriter.publish`, without a function call. The assignments that can fail on
         # a full disk come first.
-        self._committed[0] = segment.rows[0] = rows
-        segment.total_rows += rows - row
+        self._committed[0] = segment.rows[0] = row + added
+        segment.total_rows += added
         if next_obs is not None:
-            self._observed[0] = rows + 1
+            self._observed[0] = stop
         lane.pending = next_obs
         if flags:
             if episode:
@@ -170,3 +208,9 @@ class AppendCursor:
         if flags & FIRST and (flags & CUT or row >= self._begin_limit):
             return True
         return bool(episode) and self._segment.lacks_values(0)
+
+
+def _numbers(target: Any) -> Any:
+    """Return a memoryview of an array of numbers: assigning a Python number to an element takes half the time."""
+    # A memoryview has no elements of bytes, and in Python 3.11 none of float16.
+    return target.data if isinstance(target, np.ndarray) and target.dtype.char not in "Ve" else target

@@ -87,7 +87,7 @@ def _numbers(values: Any) -> Any:
 
 
 class LeafCaster:
-    """Casts a step's value of one leaf to an item: the bytes of the value, or a number that fits the leaf's dtype."""
+    """Casts a value of one leaf to an item: the bytes of the value, or a number that fits the leaf's dtype."""
 
     __slots__ = ("_check", "_field", "_is_bytes", "_path")
 
@@ -101,6 +101,10 @@ class LeafCaster:
             self._check(array)
         return array.tobytes() if self._is_bytes else array
 
+    def items(self, value: Any) -> Items:
+        """Return the item in a list, as the caster of a part of the schema."""
+        return [self.item(value)]
+
 
 class BytesCaster(LeafCaster):
     """Casts values of an observation or an array, without a check."""
@@ -111,10 +115,10 @@ class BytesCaster(LeafCaster):
         super().__init__(field, path)
         self._dtype, self._shape = field.dtype, field.shape
 
-    def item(self, value: Any) -> Any:
+    def items(self, value: Any) -> Items:
         if type(value) is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
-            return value.tobytes()
-        return LeafCaster.item(self, value)
+            return [value.tobytes()]
+        return [self.item(value)]
 
 
 class NumberCaster(LeafCaster):
@@ -127,13 +131,13 @@ class NumberCaster(LeafCaster):
         self._exact = field.dtype.type
         self._usual, self._others, (self._low, self._high) = _python_numbers(field.dtype)
 
-    def item(self, value: Any) -> Any:
+    def items(self, value: Any) -> Items:
         kind = type(value)
         if (kind is self._usual and self._low <= value <= self._high) or kind is self._exact:
-            return value
+            return [value]
         if kind in self._others and self._low <= value <= self._high:
-            return value
-        return LeafCaster.item(self, value)
+            return [value]
+        return [self.item(value)]
 
 
 def leaf_caster(field: Field, path: str, check: Check | None = None) -> LeafCaster:
@@ -157,33 +161,36 @@ def _python_numbers(dtype: np.dtype[Any]) -> tuple[type, tuple[type, ...], tuple
     return int, (bool,), (int(bounds.min), int(bounds.max))
 
 
-class PartCaster:
-    """Casts a step's value of ``part`` ("obs", "action" or "extra") to `Items`, one per leaf in the schema's order.
+class TreeCaster:
+    """Casts a step's value of a part that is a tree of fields: one item per leaf, in the schema's order."""
 
-    If this part of the schema is a single field, ``lone`` is the caster of the field. If this part is a mapping of
-    fields, ``lone`` is None.
-    """
-
-    def __init__(self, schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> None:
+    def __init__(self, schema: Schema, part: str, checks: Mapping[str, Check]) -> None:
         self._schema, self._part = schema, part
         leaves = {path: leaf for path, leaf in schema.leaves.items() if path.split("/")[0] == part}
         self._casters = {path: leaf_caster(leaf, path, checks.get(path)) for path, leaf in leaves.items()}
-        self.lone = self._casters.get(part)
         self._by_name = [(path.partition("/")[2], caster) for path, caster in self._casters.items()]
         is_flat = isinstance(getattr(schema, part), Mapping) and not any("/" in name for name, _ in self._by_name)
-        self._names = dict(self._by_name).keys() if is_flat else None  # None for one field, or for nested mappings
+        self._names = dict(self._by_name).keys() if is_flat else None  # None for nested mappings
 
     def items(self, value: Any) -> Items:
-        if self.lone is not None:
-            return [self.lone.item(value)]
+        items: Items = []
         if type(value) is dict and value.keys() == self._names:
-            return [caster.item(value[name]) for name, caster in self._by_name]
-        return [self._casters[path].item(raw) for path, raw in self._schema.flatten(self._part, value)]
+            for name, caster in self._by_name:
+                items += caster.items(value[name])
+        else:
+            for path, raw in self._schema.flatten(self._part, value):
+                items += self._casters[path].items(raw)
+        return items
+
+
+def part_caster(schema: Schema, part: str, checks: Mapping[str, Check] = NO_CHECKS) -> LeafCaster | TreeCaster:
+    """Return the caster of ``part`` ("obs", "action", "reward" or "extra")."""
+    field = schema.leaves.get(part)
+    return TreeCaster(schema, part, checks) if field is None else leaf_caster(field, part, checks.get(part))
 
 
 _BOOL = np.dtype(np.bool_)  # made once, as a comparison with np.bool_ would look up this dtype each time
 _PRIORITY = Field((), "float64")
-_priority_caster = leaf_caster(_PRIORITY, "priority")
 
 
 def as_priority(value: Any) -> float:
@@ -193,7 +200,7 @@ def as_priority(value: Any) -> float:
     """
     if value is None:
         return 0.0
-    priority = abs(float(_priority_caster.item(value)))
+    priority = abs(float(value if isinstance(value, float) else _PRIORITY.cast(value, "priority")))
     if not priority <= sys.float_info.max:
         raise SchemaError(f"priority is {value!r:.80}; give the absolute TD error, a finite number, or None")
     return max(priority, layout.LEAST_PRIORITY)

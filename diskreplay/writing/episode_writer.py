@@ -11,24 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.errors import StorageFull, warn_caller
-from diskreplay.ids import (
-    CUT,
-    DISCARD,
-    DISCARD_BEFORE,
-    END_MARKER,
-    EPISODE_VALUES,
-    FIRST,
-    OBSERVATION_ONLY,
-    TERMINATED,
-    TRUNCATED,
-    Ints,
-)
+from diskreplay.ids import DISCARD, DISCARD_BEFORE, EPISODE_VALUES, Ints
 from diskreplay.retention.retention import Retention
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.machine import clock_ns
 from diskreplay.segments.segment_writer import SegmentWriter
-from diskreplay.writing.append_cursor import AppendCursor, EpisodeItems, Items, Lane
+from diskreplay.writing.append_cursor import AppendCursor, EpisodeItems, Items, Lane, final_flags, step_flags
 from diskreplay.writing.rotation import Rotation
 from diskreplay.writing.sealer import Sealer
 
@@ -41,24 +30,10 @@ DISCONTINUITY = (
 
 Array = NDArray[Any]
 
-# 0 or 1 for one step, or an array of 0 and 1 for many steps.
-Truth = TypeVar("Truth", int, Array)
-
 T = TypeVar("T")
 
 # The number of a lane or row, or an array with one number per lane.
 Places = TypeVar("Places", int, Ints)
-
-
-def step_flags(first: Truth, continues: Truth, terminated: Truth, truncated: Truth) -> Truth:
-    flags: Truth = first * FIRST | (first & continues) * CUT | terminated * TERMINATED | truncated * TRUNCATED
-    return flags
-
-
-def final_flags(ended: bool, has_observation: bool, has_values: bool) -> int:
-    """Return the flags of the row after an episode's last step; ``ended`` is False if diskreplay cuts the episode."""
-    flags = (OBSERVATION_ONLY if has_observation else END_MARKER) | (0 if ended else TRUNCATED | CUT)
-    return flags | (EPISODE_VALUES if has_values else 0)
 
 
 class EpisodeWriter:
@@ -109,7 +84,8 @@ class EpisodeWriter:
 
     def append(
         self,
-        items: Items,
+        obs: Items,
+        rest: Items,
         next_obs: Items | None,
         terminated: bool,
         truncated: bool,
@@ -121,30 +97,31 @@ class EpisodeWriter:
         continue may have been cut.
         """
         lane = self.lanes[0]
-        flags = _flags(lane, next_obs, terminated, truncated, episode)
-        if lane.cursor is None or not lane.cursor.append(items, next_obs, *flags, episode):
+        step = obs, rest, next_obs, terminated, truncated, episode
+        if lane.cursor is None or not lane.cursor.append(*step):
             lane.cursor = None
             self.read_clock()
             rows = 2 if terminated or truncated or next_obs is not None else 1
-            segment = self.make_room(lane, items, rows, values=bool(episode))
-            flags = _flags(lane, next_obs, terminated, truncated, episode)  # the open episode may have been cut
-            lane.cursor = AppendCursor(lane, segment, self.columns, *self.rotation.row_limits())
-            if not lane.cursor.append(items, next_obs, *flags, episode, self.now):
-                self._append_block_of_one(lane, items, next_obs, terminated, truncated, episode)
+            segment = self.make_room(lane, obs, rows, values=bool(episode))
+            lane.cursor = AppendCursor(lane, segment, self._obs_columns, self.rest, *self.rotation.row_limits())
+            if not lane.cursor.append(*step, self.now):
+                self._append_block_of_one(lane, *step)
 
     def _append_block_of_one(
         self,
         lane: Lane,
-        items: Items,
+        obs: Items,
+        rest: Items,
         next_obs: Items | None,
         terminated: bool,
         truncated: bool,
         episode: EpisodeItems | None,
     ) -> None:
         """Write and publish a step that a new `AppendCursor` refused: the step's rows may be in two chunks."""
-        known = 0 if lane.pending is None else self.obs_count
-        values = dict(zip(self.columns[known:], items[known:], strict=True))
-        flags, final = _flags(lane, next_obs, terminated, truncated, episode)
+        values = dict(zip(self.rest, rest, strict=True))
+        if lane.pending is None:
+            values |= dict(zip(self._obs_columns, obs, strict=True))
+        flags, final = lane.flags(next_obs, terminated, truncated, episode)
         values[layout.DONE], values[layout.TIME] = flags, self.now
         self._append_rows(lane, lane.home, 1, values, next_obs, final, episode)
         ended = terminated or truncated
@@ -243,18 +220,17 @@ class EpisodeWriter:
     # --- room --------------------------------------------------------------------------------------------------------
 
     def make_room(
-        self, lane: Lane, items: Items, rows: int, *, whole: bool = False, values: bool = False
+        self, lane: Lane, obs: Items, rows: int, *, whole: bool = False, values: bool = False
     ) -> SegmentWriter:
         """Reserve disk blocks for the next ``rows`` rows of a lane, and return the segment of these rows.
 
-        ``items`` has the values of the next step, the observation first. The lane's open episode is cut if this
-        observation does not continue it, or if the lane's segment has to end. If ``values`` is True, room for the
-        values of an episode is reserved, too. ``whole`` is True if the rows are a complete episode: the lane has no
-        open episode.
+        ``obs`` is the observation of the next step. The lane's open episode is cut if this observation does not
+        continue it, or if the lane's segment has to end. If ``values`` is True, room for the values of an episode is
+        reserved, too. ``whole`` is True if the rows are a complete episode: the lane has no open episode.
 
         Raises StorageFull if the disk has no room; no row was written, except perhaps the row that ends a cut episode.
         """
-        return self._with_room(lambda: self._make_room(lane, items, rows, whole, values))
+        return self._with_room(lambda: self._make_room(lane, obs, rows, whole, values))
 
     def reserve_next(self, segment: SegmentWriter, lanes: Ints, count: Ints | int) -> None:
         self._with_room(lambda: segment.reserve_next(lanes, count))
@@ -267,11 +243,11 @@ class EpisodeWriter:
                 raise
             return reserve()
 
-    def _make_room(self, lane: Lane, items: Items, rows: int, whole: bool, values: bool) -> SegmentWriter:
+    def _make_room(self, lane: Lane, obs: Items, rows: int, whole: bool, values: bool) -> SegmentWriter:
         if lane.open:
-            self._cut_if_needed(lane, items)
+            self._cut_if_needed(lane, obs)
         if not lane.open:
-            if lane.continues and not self._continues(items, lane.resumes_at):
+            if lane.continues and not self._continues(obs, lane.resumes_at):
                 lane.continues = False
                 self._note_discontinuity(lane)
             changes = self.rotation.changes
@@ -358,20 +334,19 @@ class EpisodeWriter:
             self._warned = True
             warn_caller(DISCONTINUITY)
 
-    def _cut_if_needed(self, lane: Lane, items: Items) -> None:
-        obs = items[: self.obs_count]
+    def _cut_if_needed(self, lane: Lane, obs: Items) -> None:
         if not self._continues(obs, lane.pending):
             self.cut(lane, None, None)
             self._note_discontinuity(lane)
         elif self.rotation.has_to_end(lane.home):
             self.cut(lane, obs, None)
-            lane.continues, lane.resumes_at = True, list(obs)
+            lane.continues, lane.resumes_at = True, obs
 
-    def _continues(self, items: list[Any], known: list[bytes] | None) -> bool:
-        """Return whether the observation at the start of ``items`` equals ``known``; True if ``known`` is None."""
-        if known is None or items[: len(known)] == known:
+    def _continues(self, obs: Items, known: list[bytes] | None) -> bool:
+        """Return whether ``obs`` equals the observation ``known``; True if ``known`` is None."""
+        if known is None or obs == known:
             return True
-        rows = zip(self._obs_dtypes, items, known, strict=False)
+        rows = zip(self._obs_dtypes, obs, known, strict=True)
         return all(bool(same_rows(*(np.frombuffer(row, dtype)[None] for row in pair))[0]) for dtype, *pair in rows)
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -413,13 +388,3 @@ def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:
         same |= (rows != rows) & (others != others)
     found: NDArray[np.bool_] = same.all(axis=tuple(range(1, same.ndim)))
     return found
-
-
-def _flags(
-    lane: Lane, next_obs: Items | None, terminated: bool, truncated: bool, episode: EpisodeItems | None
-) -> tuple[int, int]:
-    """Return the flags of a lane's next step, and the flags of the row after it (0 if this row ends no episode)."""
-    flags = step_flags(not lane.open, lane.continues, terminated, truncated)
-    if next_obs is not None and (terminated or truncated):
-        return flags, final_flags(True, True, bool(episode))
-    return flags | (EPISODE_VALUES if episode else 0), 0

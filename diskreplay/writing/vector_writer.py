@@ -18,9 +18,9 @@ from diskreplay.schema.schema import Schema
 from diskreplay.segments.documents import layout
 from diskreplay.segments.segment_column import is_bytes
 from diskreplay.segments.segment_writer import SegmentWriter
-from diskreplay.writing.append_cursor import Lane
+from diskreplay.writing.append_cursor import Lane, final_flags, step_flags
 from diskreplay.writing.casting import as_flags, as_priorities
-from diskreplay.writing.episode_writer import EpisodeWriter, final_flags, same_rows, step_flags
+from diskreplay.writing.episode_writer import EpisodeWriter, same_rows
 from diskreplay.writing.lifetime import one_call_at_a_time
 from diskreplay.writing.writer import BaseWriter
 
@@ -257,7 +257,8 @@ class VectorSteps:
                 ended = bool(step.ended[i])
                 rows = 1 + (step.next_obs is not None or ended)
                 values = ended and bool(step.episode)
-                writer.make_room(writer.lanes[i], self._items(step.values, i), rows, values=values)
+                obs = self._items(step.values[: writer.obs_count], i)
+                writer.make_room(writer.lanes[i], obs, rows, values=values)
 
     def _reserve_ahead(self) -> None:
         rotation = self._episode_writer.rotation

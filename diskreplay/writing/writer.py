@@ -19,7 +19,7 @@ from diskreplay.folders import shown_paths
 from diskreplay.schema.schema import Schema
 from diskreplay.workers import fork_listeners
 from diskreplay.writing.append_cursor import EpisodeItems, Lane
-from diskreplay.writing.casting import Check, PartCaster, as_flag, as_priorities, as_priority, leaf_caster, length
+from diskreplay.writing.casting import Check, LeafCaster, as_flag, as_priorities, as_priority, length, part_caster
 from diskreplay.writing.episode_writer import EpisodeWriter
 from diskreplay.writing.lifetime import (
     CallLock,
@@ -166,12 +166,14 @@ class BaseWriter:
             self._gives_priorities = True
         return cast
 
-    def _cast_episode(self, episode: dict[str, Any] | None) -> EpisodeItems | None:
+    def _cast_episode(self, episode: dict[str, Any] | None, ends: bool = True) -> EpisodeItems | None:
         if not episode:
             return None
+        if not ends:
+            raise SchemaError(f"give the episode values {sorted(episode)} with the step that ends the episode")
         leaves = self._schema.leaves
         flat = self._schema.flatten("episode", episode)
-        return {path: leaf_caster(leaves[path], path).item(raw) for path, raw in flat}
+        return {path: LeafCaster(leaves[path], path).item(raw) for path, raw in flat}
 
     def _append_episode(
         self,
@@ -388,12 +390,10 @@ class Writer(BaseWriter):
     def __init__(self, schema: Schema, episode_writer: EpisodeWriter, *args: Any) -> None:
         super().__init__(schema, episode_writer, *args)
         self._lane = episode_writer.lanes[0]
-        self._obs, self._action, self._extra = (
-            PartCaster(schema, part, self._checks) for part in ("obs", "action", "extra")
+        self._obs, self._action, self._reward, self._extra = (
+            part_caster(schema, part, self._checks) for part in ("obs", "action", "reward", "extra")
         )
         self._has_extra = bool(schema.extra)
-        self._reward = leaf_caster(schema.reward, "reward", self._checks.get("reward"))
-        self._obs_leaf, self._action_leaf = self._obs.lone, self._action.lone
 
     @property
     def last_id(self) -> int:
@@ -456,38 +456,28 @@ class Writer(BaseWriter):
                 terminated = as_flag(terminated, "terminated", reward)
             if truncated is not False:
                 truncated = as_flag(truncated, "truncated", reward)
-            obs_leaf, action_leaf = self._obs_leaf, self._action_leaf
-            # Most schemas have one observation array and one action array: no lists are needed for these.
-            if obs_leaf is not None and action_leaf is not None:
-                items = [obs_leaf.item(obs), action_leaf.item(action), self._reward.item(reward)]
-            else:
-                items = [*self._obs.items(obs), *self._action.items(action), self._reward.item(reward)]
+            obs = self._obs.items(obs)
+            rest = self._action.items(action) + self._reward.items(reward)
             if extra or self._has_extra:
-                items += self._extra.items(extra)
-            if next_obs is None:
-                next_items = None
-            else:
-                next_items = self._obs.items(next_obs) if obs_leaf is None else [obs_leaf.item(next_obs)]
-            ended = terminated or truncated
-            if episode and not ended:
-                raise SchemaError(f"give the episode values {sorted(episode)} with the step that ends the episode")
-            finals = self._cast_episode(episode) if episode else None
+                rest += self._extra.items(extra)
+            if next_obs is not None:
+                next_obs = self._obs.items(next_obs)
+            finals = self._cast_episode(episode, terminated or truncated) if episode else None
             if priority is not None or self._gives_priorities:
-                items.append(self._with_priorities(as_priority(priority)))
-            if self._limiter is not None:
+                rest.append(self._with_priorities(as_priority(priority)))
+            # The cursor of the lane writes most steps. `EpisodeWriter.append` makes room for a step that the cursor
+            # refuses. With a limiter, a step has to be written while the limiter is locked.
+            cursor = self._lane.cursor if self._limiter is None else None
+            try:  # does the same as `_recording`, without a context manager
+                done = cursor is not None and cursor.append(obs, rest, next_obs, terminated, truncated, finals)
+            except BaseException as error:
+                self._abandon_after(error)
+                raise
+            if not done:
                 with self._recording():
-                    self._episode_writer.append(items, next_items, terminated, truncated, finals)
-            else:
-                try:  # does the same as `_recording`, without a context manager
-                    lane = self._lane
-                    cursor = lane.cursor
-                    if ended or not lane.open or cursor is None or not cursor.append(items, next_items):
-                        self._episode_writer.append(items, next_items, terminated, truncated, finals)
-                except BaseException as error:
-                    self._abandon_after(error)
-                    raise
-            if ended and self._flushes_episodes:
-                self._flush()
+                    self._episode_writer.append(obs, rest, next_obs, terminated, truncated, finals)
+            if terminated or truncated:
+                self._after_episode()
         finally:
             if self._lock is lock:
                 lock.free = True

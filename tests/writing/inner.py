@@ -55,11 +55,11 @@ class _Timed:
 class BlocksOfOne(EpisodeWriter):
     """Makes room for every step of a lone lane, and writes it as a block of one."""
 
-    def append(self, items, next_obs, terminated, truncated, episode):
+    def append(self, obs, rest, next_obs, terminated, truncated, episode):
         self.read_clock()
         rows = 2 if terminated or truncated or next_obs is not None else 1
-        self.make_room(self.lanes[0], items, rows, values=bool(episode))
-        self._append_block_of_one(self.lanes[0], items, next_obs, terminated, truncated, episode)
+        self.make_room(self.lanes[0], obs, rows, values=bool(episode))
+        self._append_block_of_one(self.lanes[0], obs, rest, next_obs, terminated, truncated, episode)
 
 
 class LaneByLane(VectorSteps):
@@ -80,8 +80,9 @@ class LaneByLane(VectorSteps):
             next_obs = None if step.next_obs is None else self._items(step.next_obs, i)
             episode = step.episode if step.episode and (ends or cuts) else {}
             values = {leaf: as_item(leaf, value[i]) for leaf, value in episode.items()}
+            items, observed = self._items(step.values, i), episode_writer.obs_count
             episode_writer._append_block_of_one(
-                episode_writer.lanes[i], self._items(step.values, i), next_obs, ends, cuts, values
+                episode_writer.lanes[i], items[:observed], items[observed:], next_obs, ends, cuts, values
             )
         episode_writer.now = now + len(self._every)
 

@@ -21,6 +21,6 @@ def test_a_step_takes_few_calls_in_few_files(tmp_store: Path, given: bool) -> No
         for _ in range(50):
             append()
         for _ in range(3):
-            check(calls(append), 6, 4)
-            check(calls(lambda: append(terminated=True)), 15, 5)
-            check(calls(append), 15, 5)
+            check(calls(append), 6, 3)
+            check(calls(lambda: append(terminated=True)), 12, 3)
+            check(calls(append), 9, 3)
