@@ -189,7 +189,7 @@ class _Demos(Source):
     def __init__(self, given: Given) -> None:
         super().__init__(given)
         check_is_file(self.place)
-        opened = given.opened.enter_context(h5py.File(self.place, "r"))
+        opened = self.opened.enter_context(h5py.File(self.place, "r"))
         self._arrays = _arrays_of_demos(check_hdf5(self.place))
         data = self._data = opened.get(_DATA)
         keys = self._find_keys(data)

@@ -14,7 +14,7 @@ images if the library is installed and registered.
 
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -182,7 +182,7 @@ class _DataSet(Source):
 
     def __init__(self, ended: Ended, given: Given) -> None:
         super().__init__(given)
-        self._ended, self._root = ended, self._open(given.opened)
+        self._ended, self._root = ended, self._open()
         stops = self._read_stops()
         self._rows = int(stops[-1]) if len(stops) else 0
         starts = np.concatenate([np.zeros(min(1, len(stops)), stops.dtype), stops[:-1]])
@@ -202,14 +202,14 @@ class _DataSet(Source):
         names = self._meta_names()
         self._meta = {name: self._column(f"meta/{name}", f"meta/{name}", len(stops)) for name in names}
 
-    def _open(self, opened: ExitStack) -> zarr.Group:
+    def _open(self) -> zarr.Group:
         file = self.place
         if not file.exists():
             raise StoreNotFound(f"{file} is not a data set of zarr: there is no such folder or file")
         try:
             if file.is_file():
-                self._documents = Documents(file, opened.enter_context(zipfile.ZipFile(file)), self.stored)
-                store: Any = opened.enter_context(closing(ZipStore(file, mode="r")))
+                self._documents = Documents(file, self.opened.enter_context(zipfile.ZipFile(file)), self.stored)
+                store: Any = self.opened.enter_context(closing(ZipStore(file, mode="r")))
             else:
                 self._documents, store = Documents(file, None, self.stored), LocalStore(file, read_only=True)
             self._chunks = _BoundedStore(file, store)

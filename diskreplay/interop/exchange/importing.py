@@ -116,6 +116,8 @@ class Source:
 
     Attributes
     ----------
+    place, choice, stored, opened
+        The same as in `Given`.
     schema : Schema or None
         The default schema of the store. None: the reader cannot tell which feature is the observation or the action.
     metadata : dict
@@ -153,7 +155,7 @@ class Source:
     names: Mapping[str, str]
 
     def __init__(self, given: Given) -> None:
-        self.place, self.choice, self.stored, self._opened = given
+        self.place, self.choice, self.stored, self.opened = given
         self.schema: Schema | None = None
         self.metadata: Mapping[str, Json] = {}
         self.cut = 0
