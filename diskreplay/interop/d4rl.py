@@ -32,7 +32,6 @@ from diskreplay.interop.exchange.episode_data import (
     EXTRA,
     FIELDS,
     OBS,
-    PRIORITY,
     REWARD,
     EpisodeData,
     Json,
@@ -78,7 +77,7 @@ _REASONS = {
     Lacking.SCHEMA: "bounds of spaces, tuples and episode fields",
     Lacking.CUT: "an episode that was cut has the flag of a timeout",
     Lacking.NO_FINAL_OBS: "every step has a next observation; the last one of such an episode is repeated",
-    PRIORITY: "there is no array of initial priorities",
+    Lacking.PRIORITY: "there is no array of initial priorities",
     Lacking.NOTES: "there is no place for the notes of an episode",
     Lacking.METADATA: "it belongs to another format",
 }

@@ -29,17 +29,7 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Options, is_in
-from diskreplay.interop.exchange.episode_data import (
-    ACTION,
-    EXTRA,
-    OBS,
-    PRIORITY,
-    REWARD,
-    EpisodeData,
-    Lacking,
-    is_obs,
-    is_part,
-)
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Lacking, is_obs, is_part
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
 from diskreplay.interop.exchange.foreign import read_npz
@@ -310,7 +300,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     _keys(schema)
     no_place = "a replay of Dreamer has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
-        PRIORITY: no_place,
+        Lacking.PRIORITY: no_place,
         Lacking.ENDS: (
             "cut episodes become truncated, and an episode that is terminated and truncated becomes terminated"
         ),

@@ -31,7 +31,6 @@ from diskreplay.interop.exchange.episode_data import (
     EXTRA,
     FIELDS,
     OBS,
-    PRIORITY,
     REWARD,
     EpisodeData,
     Json,
@@ -78,7 +77,7 @@ _ATTRIBUTE_BYTES = 60_000  # an export writes no larger attributes; HDF5 allows 
 _ALONE = f"{OBS}/{OBS}"  # in a file, the name of an observation that is not a dict
 _REASONS = {
     Lacking.SCHEMA: "bounds of spaces, tuples and names of fields are not kept",
-    PRIORITY: "robomimic has no initial priorities",
+    Lacking.PRIORITY: "robomimic has no initial priorities",
     Lacking.METADATA: "the note of an import from another format is not kept",
     Lacking.NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
     Lacking.ENDS: "a cut episode becomes truncated, and an episode with both flags becomes terminated",

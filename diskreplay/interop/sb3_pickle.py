@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Options, check_option
-from diskreplay.interop.exchange.episode_data import ACTION, OBS, PRIORITY, REWARD, EpisodeData, Json, Lacking, is_obs
+from diskreplay.interop.exchange.episode_data import ACTION, OBS, REWARD, EpisodeData, Json, Lacking, is_obs
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import space_of
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
@@ -327,7 +327,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     if schema.action.dtype == np.float64:
         lost[ACTION] = "actions are float32 in a replay buffer, and float64 in the store"
     return lost | {
-        PRIORITY: no_place,
+        Lacking.PRIORITY: no_place,
         Lacking.ENDS: "cut episodes become truncated, and an episode with both flags is terminated",
         Lacking.NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
         Lacking.NOTES: no_place,

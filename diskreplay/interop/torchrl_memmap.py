@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from diskreplay import FormatError, Schema, SchemaError, Store, StoreNotFound
 from diskreplay.interop.exchange.choosing import Choice, Options
-from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, PRIORITY, REWARD, EpisodeData, Lacking, is_obs
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Lacking, is_obs, is_part
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, Plan, export_from
 from diskreplay.interop.exchange.field_trees import leaves_of
-from diskreplay.interop.exchange.foreign import check_memory, read_document, reading
+from diskreplay.interop.exchange.foreign import DTYPES, check_memory, read_document, reading
 from diskreplay.interop.exchange.importing import Given, Imported, Source, import_into
 from diskreplay.interop.exchange.lanes import Ints, Piece, breaks, pieces, ring_order, rows_at, with_final
 from diskreplay.interop.step_values import as_flags
@@ -47,13 +47,7 @@ _OBSERVATION = "observation"
 # Keys that a storage or a sampler adds to the collected data.
 _BOOKKEEPING = ("index", "priority", "_weight", "priority_weight")
 _META, _STORAGE, _WRITER = "meta.json", "storage", "writer"
-_DTYPES = {
-    f"torch.{name}": np.dtype(name)
-    for name in (
-        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-        *("float16", "float32", "float64"),
-    )
-}
+_DTYPES = {f"torch.{name}": np.dtype(name) for name in DTYPES}
 _TYPE = "<class 'tensordict._td.TensorDict'>"
 
 Leaves = dict[str, NDArray[Any]]  # a key joins the keys of nested tensordicts, such as "next/state/x"
@@ -192,7 +186,7 @@ class _Transitions(Source):
         left_out = {*_FLAGS, *_BOOKKEEPING}
         keys = [key for key in self._leaves if key.split("/")[0] not in (_NEXT, "collector") and key not in left_out]
         chosen = self._choose_obs(keys, obs)
-        actions = [key for key in keys if _is_at(key, ACTION)]
+        actions = [key for key in keys if is_part(key, ACTION)]
         found = {OBS: _OBSERVATION} if chosen == [_OBSERVATION] else {f"{OBS}/{key}": key for key in chosen}
         found |= {key: key for key in actions} | {REWARD: f"{_NEXT}/{REWARD}"}
         found |= {f"{EXTRA}/{key}": key for key in keys if key not in (*chosen, *actions)}
@@ -200,8 +194,8 @@ class _Transitions(Source):
         return found | {f"{EXTRA}/{key}": f"{_NEXT}/{key}" for key in after if key not in {REWARD, *keys, *left_out}}
 
     def _choose_obs(self, keys: Sequence[str], obs: Sequence[str] | None) -> list[str]:
-        seen = [key for key in keys if self._next(key) is not None and not _is_at(key, ACTION)]
-        chosen = seen if obs is None else [key for key in keys if any(_is_at(key, name) for name in obs)]
+        seen = [key for key in keys if self._next(key) is not None and not is_part(key, ACTION)]
+        chosen = seen if obs is None else [key for key in keys if any(is_part(key, name) for name in obs)]
         if not chosen or any(key not in seen for key in chosen):
             raise FormatError(
                 f"{self.place} has no observations {', '.join(obs) if obs else ''} both at its root and below "
@@ -251,10 +245,6 @@ class _Transitions(Source):
                 steps[path] = with_final(steps[path], final, f"{self.place}: {_NEXT}/{key}")
         terminated, truncated = (bool(self._flags[name][last, lane]) for name in (_TERMINATED, _TRUNCATED))
         return EpisodeData(steps, terminated, truncated)
-
-
-def _is_at(key: str, name: str) -> bool:
-    return key == name or key.startswith(f"{name}/")
 
 
 def _order(folder: Path, root: Path, rows: int, lanes: int) -> Ints:
@@ -356,7 +346,7 @@ def _not_held(schema: Schema) -> dict[str, str]:
     _keys(schema)
     no_place = "a transition has no place for it"
     return {path: no_place for path in schema.leaves if path.startswith("episode/")} | {
-        PRIORITY: "samplers of TorchRL keep their own priorities",
+        Lacking.PRIORITY: "samplers of TorchRL keep their own priorities",
         Lacking.CUT: "cut episodes become truncated",
         Lacking.NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
         Lacking.NOTES: no_place,

@@ -18,7 +18,7 @@ HIDDEN = "hidden"  # the first steps of an episode, hidden from samplers by a li
 
 
 class Lacking:
-    """Names of data that some formats cannot hold, next to paths of leaves, `PRIORITY` and `HIDDEN`.
+    """Names of data that some formats cannot hold, next to paths of leaves and `HIDDEN`.
 
     - ``final_obs``: the observation after the last step.
     - ``no_final_obs``: an episode without a final observation. If a format cannot hold an episode without a final
@@ -27,10 +27,12 @@ class Lacking:
     - ``cut``: an episode that is neither terminated nor truncated.
     - ``notes``: data of an episode that no array holds. ``schema``: details of the schema, such as bounds of spaces.
       ``metadata``: the import's note about the whole data set.
+    - ``priority``: initial priorities.
     """
 
     FINAL_OBS, NO_FINAL_OBS = "final_obs", "no_final_obs"
     ENDS, CUT, NOTES, SCHEMA, METADATA = "ends", "cut", "notes", "schema", "metadata"
+    PRIORITY = PRIORITY
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,12 @@ from diskreplay.bounded_json import parse_json
 NUMBERS = "biuf"
 """The values of ``dtype.kind`` for booleans, integers and floats. Imports read no other dtypes."""
 
+DTYPES = {
+    *("bool", "float16", "float32", "float64"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}
+"""The names of these dtypes, for formats that name dtypes: some libraries register others, such as bfloat16."""
+
 _DOCUMENTS = (".json", ".jsonl", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _DOCUMENT_BYTES = 64 << 20
 # A file of any size may claim `_SMALL_BYTES` bytes of uncompressed data. A larger claim must be at most `_MOST_PACKED`

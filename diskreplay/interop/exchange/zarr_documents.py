@@ -18,7 +18,7 @@ import numpy as np
 
 from diskreplay import FormatError
 from diskreplay.bounded_json import parse_json
-from diskreplay.interop.exchange.foreign import NUMBERS, check_chunks, check_claim, check_document, check_memory
+from diskreplay.interop.exchange.foreign import DTYPES, NUMBERS, check_chunks, check_claim, check_document, check_memory
 
 Json = Any
 _Codec = tuple[str, Mapping[str, Json]]  # the name and the configuration of a codec
@@ -26,10 +26,6 @@ _Codec = tuple[str, Mapping[str, Json]]  # the name and the configuration of a c
 _ARRAY_2, _DOCUMENT_3 = ".zarray", "zarr.json"
 _DOCUMENTS = (_ARRAY_2, ".zgroup", _DOCUMENT_3)
 _MOST_AXES, _LARGEST = 32, 1 << 48
-_DTYPES_3 = {
-    *("bool", "float16", "float32", "float64"),
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-}
 _COMPRESSORS = {"blosc", "zstd", "lz4", "zlib", "gzip", "bz2"}
 _FILTERS = {"shuffle", "delta", "crc32", "crc32c", "adler32", "fletcher32"}
 _IMAGES = "imagecodecs_"  # codecs of the library imagecodecs; zarr uses them only if the program registered them
@@ -190,7 +186,7 @@ class Documents:
             codecs = self._named(name, shard.get("codecs", []))
         self._check_codecs(name, codecs)
         kind = document.get("data_type")
-        if not isinstance(kind, str) or kind not in _DTYPES_3:
+        if not isinstance(kind, str) or kind not in DTYPES:
             raise self._refused(name, f"is of the dtype {kind!r:.80}")
         grid = document.get("chunk_grid")
         is_regular = isinstance(grid, Mapping) and grid.get("name") == "regular"

@@ -37,7 +37,7 @@ from typing import Unpack
 
 from diskreplay import Field, MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.choosing import Options
-from diskreplay.interop.exchange.episode_data import FIELDS, PRIORITY, REWARD, Json, Lacking
+from diskreplay.interop.exchange.episode_data import FIELDS, REWARD, Json, Lacking
 from diskreplay.interop.exchange.exporting import ChosenEpisode, Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.importing import Imported, import_into
 from diskreplay.interop.lerobot.features import (
@@ -63,7 +63,7 @@ _FPS = 30
 _REASONS = {
     Lacking.FINAL_OBS: "an episode of LeRobot has no observation after its last step",
     Lacking.SCHEMA: "tuples and bounds of spaces are not kept, and scalars become vectors of one number",
-    PRIORITY: "LeRobot has no initial priorities",
+    Lacking.PRIORITY: "LeRobot has no initial priorities",
     Lacking.NOTES: "LeRobot has no place for notes of an episode",
     Lacking.METADATA: "the note of an import from another format is not kept",
 }

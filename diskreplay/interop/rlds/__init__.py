@@ -28,7 +28,7 @@ from typing import Literal, Unpack
 
 from diskreplay import MissingExtra, Schema, SchemaError, Store
 from diskreplay.interop.exchange.choosing import Options, check_option
-from diskreplay.interop.exchange.episode_data import PRIORITY, Lacking
+from diskreplay.interop.exchange.episode_data import Lacking
 from diskreplay.interop.exchange.exporting import Exported, ExportOptions, Format, export_from
 from diskreplay.interop.exchange.importing import Imported, import_into
 
@@ -132,7 +132,7 @@ def export_dataset(
 def _not_held(schema: Schema) -> dict[str, str]:
     feature_names(schema)
     return {path: "fields of episodes are not written" for path in schema.leaves if path.startswith("episode/")} | {
-        PRIORITY: "a step of RLDS has no priority",
+        Lacking.PRIORITY: "a step of RLDS has no priority",
         Lacking.ENDS: "an episode of RLDS is either terminated or truncated",
         Lacking.NO_FINAL_OBS: "the last observation is repeated if there is no final observation",
         Lacking.NOTES: "notes of episodes are not written",

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError
-from diskreplay.interop.exchange.episode_data import EXTRA, OBS, is_obs
-from diskreplay.interop.exchange.foreign import check_claim
+from diskreplay.interop.exchange.episode_data import EXTRA, OBS, is_obs, is_part
+from diskreplay.interop.exchange.foreign import DTYPES, check_claim
 from diskreplay.interop.rlds.records import Values
 
 NAME = "rlds"
@@ -24,10 +24,6 @@ STEPS, OBSERVATION, DISCOUNT, STEP_DISCOUNT = "steps/", "observation", "discount
 FIRST, LAST, TERMINAL = "is_first", "is_last", "is_terminal"
 FLAGS = (FIRST, LAST, TERMINAL)
 INFO, FEATURES = "dataset_info.json", "features.json"
-
-
-def is_at(name: str, above: str) -> bool:
-    return name == above or name.startswith(f"{above}/")
 
 
 def feature_names(schema: Schema) -> dict[str, str]:
@@ -43,21 +39,13 @@ def feature_names(schema: Schema) -> dict[str, str]:
             found[path] = f"{STEPS}{path}"
     for path, name in found.items():
         inside = name.removeprefix(STEPS)
-        if inside in FLAGS or (is_at(inside, OBSERVATION) and not is_obs(path)):
+        if inside in FLAGS or (is_part(inside, OBSERVATION) and not is_obs(path)):
             raise SchemaError(f"the name of {path} is taken in a step of RLDS; give the field another name")
     return found
 
 
 Json = Any
 _PACKAGE = "tensorflow_datasets.core.features"
-# The accepted dtypes are listed, since some libraries register further dtypes with NumPy, such as bfloat16.
-_DTYPES = {
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-}
 _PLAIN_INTEGERS = 16  # longer arrays of integers are written as bytes, to take less space
 _NEVER_PACKED = ("uint32", "uint64")  # TFDS cannot read values of these dtypes as bytes
 _LEAST = 1 << 20
@@ -170,7 +158,7 @@ def read_features(node: Json, path: str = "") -> dict[str, Feature]:
             if settings["dtype"] in ("string", "object"):
                 return {path: Feature("text", (), np.dtype(object), "none")}
             shape = tuple(int(size) for size in settings.get("shape", {}).get("dimensions", []))
-            if settings["dtype"] not in _DTYPES:
+            if settings["dtype"] not in DTYPES:
                 raise SchemaError(f"{path} is of {settings['dtype']}, which cannot be stored")
             return {path: Feature(kind, shape, np.dtype(settings["dtype"]), settings.get(encoding, "none").lower())}
     raise SchemaError(f"{path} is a {node.get('pythonClassName', '?').rpartition('.')[2]}, which cannot be stored")

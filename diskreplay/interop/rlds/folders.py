@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diskreplay import Field, FormatError, SchemaError, StoreNotFound
 from diskreplay.bounded_json import parse_json
 from diskreplay.interop.exchange.choosing import is_in
-from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Json, is_obs
+from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, OBS, REWARD, EpisodeData, Json, is_obs, is_part
 from diskreplay.interop.exchange.exporting import Plan
 from diskreplay.interop.exchange.field_trees import leaves_of, nest
 from diskreplay.interop.exchange.importing import Given, Skipped, Source
@@ -36,7 +36,6 @@ from diskreplay.interop.rlds.features import (
     feature_names,
     feature_of,
     features_dict,
-    is_at,
     read_features,
 )
 from diskreplay.interop.rlds.records import (
@@ -196,7 +195,7 @@ class DataSet(Source):
 
     def _find_episodes(self, last: str | None) -> list[_Episode]:
         """Return the episodes that have steps. If ``on_error`` is "skip", add all other episodes to ``skipped``."""
-        actions = [name for path, name in self._paths.items() if is_at(path, ACTION) or path == REWARD]
+        actions = [name for path, name in self._paths.items() if is_part(path, ACTION) or path == REWARD]
         acted = actions if last is None else []
         found, ends = list[_Episode](), dict[str, dict[bool, int]]()
         wanted = [_FIRSTS, *self._tables, *acted]
@@ -255,9 +254,9 @@ class DataSet(Source):
                 found[f"{EXTRA}/{inside.removeprefix(f'{OBSERVATION}/')}"] = name
             elif inside == name:
                 found[f"episode/{name.removeprefix('episode_metadata/')}"] = name
-            elif is_at(inside, OBSERVATION):
+            elif is_part(inside, OBSERVATION):
                 found[f"{OBS}{inside.removeprefix(OBSERVATION)}"] = name
-            elif is_at(inside, ACTION) or inside == REWARD:
+            elif is_part(inside, ACTION) or inside == REWARD:
                 found[inside] = name
             # Only observations keep the values of a final row, and actions tell whether a last row is final. So
             # features that the options choose as observations or actions get the path of an observation or action here.
