@@ -7,10 +7,12 @@ the export does not name as one that the format cannot hold.
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import diskreplay as dr
 
@@ -70,6 +72,13 @@ NEEDS = {
 """The library without which a scheme cannot be tested."""
 
 CASES = list(SCHEMAS)
+
+
+def adapter(scheme: str) -> Any:
+    """Return the module of a format; the test is skipped without its library."""
+    if scheme in NEEDS:
+        pytest.importorskip(NEEDS[scheme], reason=f"needs {NEEDS[scheme]}")
+    return import_module(f"diskreplay.interop.{scheme}")
 
 
 @dataclass(frozen=True)

@@ -393,12 +393,3 @@ def test_damage_of_a_chunk_costs_its_episode(tmp_path: Path) -> None:
     assert [what for what, _ in done.skipped] == ["episode 7"]
     with dr.open(tmp_path / "store") as store:
         assert [int(episode.obs[0, 0]) for episode in store.episodes] == [50 * k for k in range(20) if k != 7]
-
-
-def test_options_name_the_arrays_of_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "set.hdf5", arrays_of())
-    options: dict[str, Any] = {"obs": {"state": "observations", "qpos": "infos/qpos"}, "skip": "infos/goal"}
-    done = import_dataset(tmp_path / "set.hdf5", tmp_path / "store", **options)
-    assert done.not_kept == ["infos/goal"]
-    with dr.open(tmp_path / "store") as store:
-        assert store.schema.step_leaves.keys() == {"obs/state", "obs/qpos", "action", "reward"}

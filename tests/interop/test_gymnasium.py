@@ -4,7 +4,6 @@ import gc
 import pickle
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 import diskreplay as dr
 from tests.testing.device import Device
@@ -464,15 +463,6 @@ def test_environments_in_processes_are_stored_as_a_plain_loop_sees_them(store, m
         assert_same(store, SEED + lane, plain_loop(SEED + lane, steps[lane]))
 
 
-def test_lanes_may_be_stored_one_group_an_episode(tmp_store):
-    with dr.create(tmp_store, dr.Schema.from_env(Toy(), extra=EXTRA), segment_steps="episode") as store:
-        envs = dr.RecordVectorEpisodes(sync(AutoresetMode.SAME_STEP), store, info_fields=INFO_FIELDS)
-        drive_vector(envs, 6)
-        envs.close()
-        for lane in range(LANES):
-            assert_same(store, SEED + lane, plain_loop(SEED + lane, 6))
-
-
 def test_a_missing_mode_means_next_step_and_names_are_understood(store):
     envs = sync()
     del envs.metadata["autoreset_mode"]
@@ -670,39 +660,6 @@ def test_steps_before_the_first_reset_are_refused(plain):
         envs.step((np.zeros(LANES, int), np.zeros((LANES, 2))))
     assert envs.unwrapped is envs.env
     envs.close()
-
-
-class Torch(VectorWrapper):
-    """Speaks tensors, as environments on a GPU do."""
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict]:
-        obs, info = self.env.reset(**kwargs)
-        return import_module("torch").from_numpy(obs), info
-
-    def step(self, actions: Any) -> tuple[Any, ...]:
-        *arrays, info = self.env.step(actions.numpy())
-        return *map(import_module("torch").from_numpy, arrays), info
-
-
-def test_torch_environments_are_stored_like_numpy_ones(plain):
-    torch = pytest.importorskip("torch")
-    inner = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "SameStep"})
-    store = plain(inner)
-    envs = dr.RecordVectorEpisodes(Torch(inner), store)
-    envs.reset(seed=1)
-    ends = 0
-    for _ in range(40):
-        _, _, terminated, truncated, _ = envs.step(torch.tensor([0, 1]))
-        ends += int((terminated | truncated).sum())
-    envs.close()
-    store.refresh()
-    assert ends > 4
-    assert sum(not episode.cut for episode in store.episodes) == ends
-    for episode in store.episodes:
-        assert len(episode.obs) == len(episode) + 1
-        # The pole falls away from the push, and only an episode's last observation lies beyond the limit.
-        assert (np.abs(episode.obs[:-1, 2]) <= 0.2095).all()
-        assert episode.cut or abs(episode.obs[-1, 2]) > 0.2095
 
 
 def test_plain_observations_and_actions_of_a_vector(plain):

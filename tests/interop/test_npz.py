@@ -11,7 +11,6 @@ import pytest
 import diskreplay as dr
 from diskreplay.interop.npz import export_dataset, import_dataset
 from tests.interop.round_trips import content, make_store
-from tests.testing.support import REPOSITORY
 
 
 def test_a_file_of_an_episode_is_read_by_numpy_alone(tmp_path: Path) -> None:
@@ -23,15 +22,6 @@ def test_a_file_of_an_episode_is_read_by_numpy_alone(tmp_path: Path) -> None:
         np.testing.assert_array_equal(file["episode/task/level"], episode["task"]["level"])
         assert (file["terminated"], file["truncated"]) == (True, False)
     assert json.loads((tmp_path / "set/dataset.json").read_text())["steps"] == 40
-
-
-def test_a_file_that_begins_as_an_archive_and_is_none_is_refused_and_closed(tmp_path: Path) -> None:
-    make_store(tmp_path / "store", "vectors")
-    export_dataset(tmp_path / "store", tmp_path / "set")
-    file = tmp_path / "set/episode-00000000.npz"
-    file.write_bytes(file.read_bytes()[:40])
-    with pytest.raises(dr.FormatError, match="episode-00000000.npz cannot be read: BadZipFile: File is not a zip"):
-        import_dataset(tmp_path / "set", tmp_path / "back")
 
 
 def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
@@ -56,8 +46,6 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
 
 
 # --- arrays that others made ------------------------------------------------------------------------------------------
-
-GAIL = REPOSITORY.parent / "shared/data/sb2_gail"
 
 
 def flat(rows: int = 9) -> dict[str, np.ndarray]:
@@ -272,18 +260,3 @@ def test_arrays_that_tell_no_episodes_are_refused(
     with pytest.raises(error, match=said):
         import_dataset(tmp_path / "set.npz", tmp_path / "store", **options)
     assert not (tmp_path / "store").exists()
-
-
-def test_demonstrations_of_stable_baselines_2(tmp_path: Path) -> None:
-    files = sorted(GAIL.glob("*.npz"))
-    if not files:
-        pytest.skip("needs the data set sb2_gail")
-    for file in files:
-        done = import_dataset(file, tmp_path / file.stem)
-        with np.load(file) as arrays, dr.open(tmp_path / file.stem) as store:
-            assert done.episodes == int(arrays["episode_starts"].sum())
-            for path, name in {"obs": "obs", "action": "actions", "reward": "rewards"}.items():
-                found = np.concatenate([episode.rows(path) for episode in store.episodes])
-                np.testing.assert_array_equal(found, arrays[name].reshape(found.shape), strict=True)
-            returns = [episode["episode_returns"] for episode in store.episodes]
-            np.testing.assert_array_equal(returns, arrays["episode_returns"])

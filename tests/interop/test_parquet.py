@@ -10,7 +10,7 @@ import diskreplay as dr
 
 pytest.importorskip("pyarrow", reason="needs pyarrow")
 
-from diskreplay.interop import npz, parquet
+from diskreplay.interop import parquet
 from diskreplay.interop.parquet import export_dataset, import_dataset
 from tests.interop.round_trips import EPISODES, StopAt, check_round_trip, content, make_store
 
@@ -36,26 +36,6 @@ def test_pandas_reads_the_tables(tmp_path: Path) -> None:
     assert [None if np.isnan(seed) else seed for seed in episodes["episode/seed"]] == [
         None if seed is None else float(seed) for seed in seeds
     ]
-
-
-def test_steps_that_a_capacity_hides_are_marked(tmp_path: Path) -> None:
-    make_store(tmp_path / "store", "vectors")
-    with dr.open(tmp_path / "store", "a") as store:
-        store.resize(capacity=len(store) - len(store.episodes[0]) - 2)
-        store.refresh()
-        hidden = [episode.hidden_steps for episode in store.episodes]
-        assert 0 < hidden[0] < len(store.episodes[0])
-        export_dataset(store, tmp_path / "set")
-        npz.export_dataset(store, tmp_path / "files")
-        (file,) = (tmp_path / "set/steps").iterdir()
-        steps = parquet.parquet.read_table(file)
-        length = sum(len(episode) for episode in store.episodes)
-        assert np.flatnonzero(steps["hidden"]).tolist() == list(range(hidden[0]))
-        assert len(steps) == length
-        with np.load(tmp_path / "files/episode-00000000.npz") as first:
-            assert first["hidden"].sum() == hidden[0]
-        assert [import_dataset(tmp_path / "set", tmp_path / "back").steps] == [length]
-        assert [npz.import_dataset(tmp_path / "files", tmp_path / "again").steps] == [length]
 
 
 def test_an_interrupted_import_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,7 @@ h5py = pytest.importorskip("h5py")
 
 from diskreplay.interop.robomimic import export_dataset, import_dataset  # noqa: E402
 from tests.interop.round_trips import check_held, make_store  # noqa: E402
-from tests.testing.support import REPOSITORY  # noqa: E402
 
-LIFT = REPOSITORY.parent / "shared/data/robosuite_lift/demo.hdf5"
 LENGTHS = 3, 5, 2, 4, 1, 2, 3, 4, 2, 3, 6  # the last one is demo_10
 
 
@@ -129,21 +127,6 @@ def test_states_of_isaac_lab_are_not_those_before_their_steps(tmp_path: Path) ->
         for episode, found in zip(store.episodes, demos, strict=True):
             pose = episode.obs["articulation"]["robot"]["root_pose"]
             np.testing.assert_array_equal(pose, found["pose"], strict=True)
-
-
-def test_a_file_of_robosuite(tmp_path: Path) -> None:
-    if not LIFT.exists():
-        pytest.skip("needs the data set robosuite_lift")
-    with pytest.warns(UserWarning, match="its states are the observations"):
-        import_dataset(LIFT, tmp_path / "store")
-    with h5py.File(LIFT) as file, dr.open(tmp_path / "store") as store:
-        demos = [file["data"][f"demo_{n}"] for n in range(1, len(file["data"]) + 1)]
-        assert len(store.episodes) == len(demos)
-        for episode, demo in zip(store.episodes, demos, strict=True):
-            np.testing.assert_array_equal(episode.obs, demo["states"][()], strict=True)
-            np.testing.assert_array_equal(episode.action, demo["actions"][()], strict=True)
-        noted = [store.read_note(name) for name in store.note_names() if name.startswith("import-")]
-        assert demos[0].attrs["model_file"] in str(noted) or any("mujoco" in json.dumps(each) for each in noted)
 
 
 def short(file: Any) -> None:

@@ -23,6 +23,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from diskreplay.interop.sb3 import DiskDictReplayBuffer, DiskHerReplayBuffer, DiskReplayBuffer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SPACES = {
     "box": spaces.Box(-9, 9, (3,), np.float32),
     "float64": spaces.Box(-9, 9, (2, 2), np.float64),
@@ -49,15 +51,6 @@ def made(tmp_path):
     yield make
     for buffer in buffers:
         buffer.close()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small networks are trained faster by one thread, and much faster where others compute, too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Stream:

@@ -283,15 +283,6 @@ def test_steps_never_change_nans_are_found_and_reset_leaves_the_store(tmp_path):
         assert len(store) == 7 * ENVS
 
 
-@pytest.fixture
-def one_thread():
-    """Nets this small are slower with more threads, above all where others use them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def train(buffer):
     """Train Tianshou's DQN for a few epochs, by its trainer; return the weights."""
     torch.manual_seed(0)

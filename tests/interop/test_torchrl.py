@@ -1,6 +1,5 @@
 """A storage of TorchRL over a store: beside `LazyTensorStorage`, with equal seeds."""
 
-import multiprocessing
 import pickle
 import warnings
 
@@ -201,25 +200,6 @@ def test_slices_end_at_the_newest_step_where_it_is_at_the_last_position(storage)
     assert_equal(*batches)
     counts = batches[0]["step_count"].reshape(-1, 4)
     assert (counts.diff(dim=1) == 1).all()
-
-
-def seen_by(storage, queue):
-    queue.put((len(storage), storage[:]["step_count"].flatten().tolist()))
-    storage.close()
-
-
-@pytest.mark.slow(turns=4)
-def test_a_process_that_is_spawned_opens_the_store_itself(storage):
-    buffer = ReplayBuffer(storage=storage, batch_size=8)
-    buffer.extend(torch.stack(steps_of([9, 3])))
-    storage.state_dict()  # makes them durable
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=seen_by, args=(storage, queue))
-    process.start()
-    count, seen = queue.get(timeout=120)
-    process.join()
-    assert (count, seen) == (12, buffer[:]["step_count"].flatten().tolist())
 
 
 @pytest.mark.parametrize("count", [30, 40, 60])
@@ -457,15 +437,6 @@ def test_environments_of_a_collector_have_their_own_episodes(tmp_path, collected
         assert all(len(set(episode["collector"]["traj_ids"].tolist())) == 1 for episode in ended)
         assert store.verify() == []
     storage.close()
-
-
-@pytest.fixture
-def one_thread():
-    """Nets this small are slower with more threads, above all where others use them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def train(storage):

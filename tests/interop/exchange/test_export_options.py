@@ -11,7 +11,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop import npz
-from tests.interop.round_trips import NEEDS, SCHEMES, Values, make_store
+from tests.interop.round_trips import SCHEMES, Values, adapter, make_store
 
 BOX = {"type": "Box", "low": -1.0, "high": 1.0}
 SCHEMA = dr.Schema(
@@ -30,9 +30,7 @@ FOUND: Mapping[str, Mapping[str, str]] = {
 @pytest.fixture(params=SCHEMES)
 def module(request: pytest.FixtureRequest) -> Any:
     """Each format; the test is skipped without its library."""
-    if request.param in NEEDS:
-        pytest.importorskip(NEEDS[request.param], reason=f"needs {NEEDS[request.param]}")
-    return import_module(f"diskreplay.interop.{request.param}")
+    return adapter(request.param)
 
 
 @pytest.fixture

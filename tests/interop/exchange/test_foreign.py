@@ -206,15 +206,6 @@ def test_arrays_of_an_archive_are_those_that_numpy_reads(tmp_path: Path, save: A
     assert read_npz(tmp_path / "a.npz", ["text", "other"].__contains__).keys() == {"text"}
 
 
-def test_an_array_with_other_bytes_than_its_checksum_is_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.zeros(100_000, np.uint8))
-    data = bytearray((tmp_path / "a.npz").read_bytes())
-    data[50_000] ^= 1
-    (tmp_path / "a.npz").write_bytes(data)
-    with pytest.raises(dr.FormatError, match="Bad CRC-32"):
-        read_npz(tmp_path / "a.npz")
-
-
 def test_an_archive_that_unpacks_to_more_than_it_can_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(100))
     data = bytearray((tmp_path / "a.npz").read_bytes())
@@ -263,19 +254,3 @@ def test_a_pickle_takes_no_more_than_it_has(tmp_path: Path, data: bytes, message
     (tmp_path / "buffer.pkl").write_bytes(data)
     with pytest.raises(dr.FormatError, match=message):
         load(tmp_path / "buffer.pkl", set())
-
-
-@pytest.mark.parametrize("protocol", range(6))
-def test_usual_pickles_are_read(tmp_path: Path, protocol: int) -> None:
-    value = {"a": np.arange(6.0).reshape(2, 3), "b": [1, (2, (3, "x")), {"y": b"z"}], "c": deep_tuple(20)}
-    (tmp_path / "value.pkl").write_bytes(pickle.dumps(value, protocol))
-    found = load(tmp_path / "value.pkl", set())
-    np.testing.assert_array_equal(found["a"].values, value["a"])
-    assert (found["b"], found["c"]) == (value["b"], value["c"])
-
-
-def deep_tuple(depth: int) -> Any:
-    value: Any = ()
-    for _ in range(depth):
-        value = (value,)
-    return value

@@ -6,14 +6,9 @@ from hypothesis import given, strategies as st
 
 from diskreplay import FormatError
 from diskreplay.interop.exchange import lanes
-from diskreplay.interop.exchange.lanes import LaneFiller, Piece, breaks, differ, pieces, ring_order, with_final
+from diskreplay.interop.exchange.lanes import breaks, differ, ring_order, with_final
 
 NUMBERS = ["?", "u1", "i1", "i4", ">i4", "i8", "u8", "f2", "f4", ">f4", "f8", ">f8"]
-
-
-def test_the_oldest_row_of_a_ring_is_the_next_to_be_written() -> None:
-    np.testing.assert_array_equal(ring_order(4, 3, is_full=False), [0, 1, 2])
-    np.testing.assert_array_equal(ring_order(4, 1, is_full=True), [1, 2, 3, 0])
 
 
 def test_a_lane_breaks_where_a_step_does_not_lead_to_the_next_observation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,17 +86,3 @@ def test_a_final_observation_takes_the_dtype_of_the_others_if_that_holds_it() ->
         with_final(obs.astype("u1"), np.array([[300]]), "next")
     with pytest.raises(FormatError, match=r"^observations have the shape \(6, 1\), and next ones \(6, 2\)$"):
         breaks([np.zeros((6, 1))], [np.zeros((6, 2))], np.arange(6))
-
-
-def test_pieces_end_with_episodes_and_with_their_lane() -> None:
-    ended = np.array([[0, 1], [1, 0], [0, 1]], bool)
-    assert pieces(ended) == [Piece(0, 0, 2), Piece(1, 0, 1), Piece(1, 1, 3), Piece(0, 2, 3)]
-    assert pieces(ended[:0]) == []
-
-
-@given(ended=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=12))
-def test_each_piece_goes_back_to_its_lane(ended: list[list[bool]]) -> None:
-    found = pieces(np.array(ended, bool).reshape(-1, 3))
-    filler = LaneFiller(3)
-    assert [filler.place(len(piece)) for piece in found] == found
-    assert filler.lengths == [len(ended)] * 3

@@ -2,7 +2,6 @@
 
 import zipfile
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import pytest
 
 import diskreplay as dr
 from diskreplay.interop import npz
-from tests.interop.round_trips import NEEDS
+from tests.interop.round_trips import adapter
 
 BOX = {"type": "Box", "low": -1.0, "high": 1.0}
 SCHEMA = dr.Schema(
@@ -54,12 +53,6 @@ def store(tmp_path: Path) -> Path:
             }
             writer.append_episode(obs, rng.random((count, 2), np.float32), np.ones(count), terminated=True)
     return path
-
-
-def adapter(scheme: str) -> Any:
-    if scheme in NEEDS:
-        pytest.importorskip(NEEDS[scheme], reason=f"needs {NEEDS[scheme]}")
-    return import_module(f"diskreplay.interop.{scheme}")
 
 
 @pytest.mark.parametrize("scheme", NAMES)

@@ -315,17 +315,6 @@ def test_an_import_with_other_episodes_than_before_is_not_resumed(tmp_path: Path
         import_dataset(root, tmp_path / "b", on_error="skip")
 
 
-def test_an_import_that_leaves_out_episodes_is_resumed_with_each_once(tmp_path: Path) -> None:
-    root = equal_lengths(tmp_path)
-    (root / "episode-00000001.npz").write_bytes(b"")
-    with pytest.raises(InterruptedError):
-        import_dataset(root, tmp_path / "b", on_error="skip", progress=stopping(9))
-    done = import_dataset(root, tmp_path / "b", on_error="skip")
-    assert [what for what, _ in done.skipped] == ["episode 1"]
-    with dr.open(tmp_path / "b") as store:
-        assert [int(episode.action[0]) for episode in store.episodes] == [0, 2, 3, 4, 5]
-
-
 def test_damage_of_a_chunk_costs_its_episode_and_moves_no_rows(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     count, rows = 200, 1000  # more than a block of 32 MiB

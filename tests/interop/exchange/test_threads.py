@@ -1,7 +1,7 @@
 """Reading and writing in a thread: every episode once, in order, and when."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -10,11 +10,6 @@ import pytest
 
 from diskreplay.interop.exchange.episode_data import EpisodeData
 from diskreplay.interop.exchange.threads import episodes_ahead, read_ahead, write_behind
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_everything_comes_in_order(count: int) -> None:
-    assert list(read_ahead(partial(int, number) for number in range(count))) == list(range(count))
 
 
 def test_the_next_is_read_while_one_is_used_and_no_more() -> None:
@@ -32,17 +27,6 @@ def test_the_next_is_read_while_one_is_used_and_no_more() -> None:
     assert begun[2].wait(10)
     found.close()
     assert not begun[3].is_set()
-
-
-def test_what_a_read_raises_comes_in_its_place() -> None:
-    def fail() -> int:
-        raise ValueError("damaged")
-
-    reads: list[Callable[[], int]] = [lambda: 1, fail, lambda: 3]
-    found = read_ahead(reads)
-    assert next(found) == 1
-    with pytest.raises(ValueError, match="damaged"):
-        next(found)
 
 
 def episode(steps: int) -> EpisodeData:
@@ -76,28 +60,6 @@ def test_the_thread_of_episodes_ahead_has_ended_when_they_are_closed() -> None:
     assert threading.active_count() > before
     episodes.close()
     assert threading.active_count() == before
-
-
-@pytest.mark.parametrize(
-    ("lengths", "most_bytes", "most_episodes", "packs"),
-    [
-        ([], 100, 9, []),
-        ([1, 1, 1], 100, 9, [(0, [1, 1, 1])]),
-        ([2, 5, 9, 1, 7], 80, 9, [(0, [2, 5]), (2, [9]), (3, [1, 7])]),
-        ([1, 1, 1, 1], 100, 2, [(0, [1, 1]), (2, [1, 1])]),
-    ],
-)
-def test_a_pack_is_written_when_it_is_full(
-    lengths: list[int], most_bytes: int, most_episodes: int, packs: list[tuple[int, list[int]]]
-) -> None:
-    written = []
-
-    def write(first: int, some: list[EpisodeData]) -> None:
-        assert threading.current_thread() is not threading.main_thread()
-        written.append((first, [len(each) for each in some]))
-
-    write_behind(map(episode, lengths), write, most_bytes, most_episodes)
-    assert written == packs
 
 
 @pytest.mark.parametrize("fails_at", [0, 2, 3])

@@ -1,24 +1,15 @@
 """Exports of a store while its writer appends: whole ended episodes, and a writer that never waits for them."""
 
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.interop.round_trips import NEEDS, PLAIN, SCHEMAS, SCHEMES, content, make_store, random_episode
+from tests.interop.round_trips import PLAIN, SCHEMAS, SCHEMES, adapter, content, make_store, random_episode
 
 SCHEMA = SCHEMAS["vectors"]
 ENDED = sum(steps for steps, _, _ in PLAIN)
-
-
-def adapter(scheme: str) -> Any:
-    """Return the module of a format; the test is skipped without its library."""
-    if scheme in NEEDS:
-        pytest.importorskip(NEEDS[scheme], reason=f"needs {NEEDS[scheme]}")
-    return import_module(f"diskreplay.interop.{scheme}")
 
 
 def append_step(writer: dr.Writer, *, terminated: bool = False) -> None:

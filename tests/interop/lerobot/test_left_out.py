@@ -114,23 +114,6 @@ def test_columns_that_no_feature_names_are_named(tmp_path: Path) -> None:
     assert import_dataset(root, tmp_path / "store").not_kept == ["force"]
 
 
-def test_features_with_the_names_of_openpi_come_in(tmp_path: Path) -> None:
-    root = write_v30(tmp_path / "set")
-    names = {"observation.state": "state", "action": "actions"}
-    info = json.loads((root / "meta/info.json").read_text())
-    info["features"] = {names.get(key, key): feature for key, feature in info["features"].items() if key != CAMERA}
-    (root / "meta/info.json").write_text(json.dumps(info))
-    for file in root.glob("data/**/*.parquet"):
-        table = pq.read_table(file)
-        pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), file)
-    with pytest.raises(dr.SchemaError, match="obs='state', action='actions'"):
-        import_dataset(root, tmp_path / "store")
-    done = import_dataset(root, tmp_path / "store", obs="state", action="actions")
-    assert done.episodes == COUNT
-    with dr.open(tmp_path / "store") as store:
-        assert store.schema.action.shape == (2,)
-
-
 def test_an_episode_is_named_by_its_number_behind_a_gap(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="needs av")
     root = write_v21(tmp_path / "set", video=True)
