@@ -105,13 +105,6 @@ def test_a_long_table_is_cut_short_unless_all_is_asked_for(
     assert ("1,990 more; --all lists every one" in shown[-1]) is not bool(options)
 
 
-def test_the_report_of_an_empty_store_has_no_statistics(report: Callable, info: dict[str, Any]) -> None:
-    empty = {"total_reward": None, "length": None, "segments": [], "writers": []}
-    shown = report(info | empty | {"steps": 0, "episodes": dict.fromkeys(info["episodes"], 0)})
-    assert "ended episodes" not in shown
-    assert facts(shown)["episodes"] == "0 (0 terminated, 0 truncated, 0 cut, 0 open)"
-
-
 def test_names_from_the_store_are_no_markup_and_no_escape_sequences(report: Callable, info: dict[str, Any]) -> None:
     info["schema"]["extra"] = {
         "[red]x[red]": {"shape": [], "dtype": "bool"},

@@ -4,10 +4,8 @@ import csv
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,16 +169,6 @@ def test_inspect_prints_what_info_says(run: Callable, filled: tuple[Path, list])
     assert [segment["state"] for segment in shown["segments"]] == ["writing"]
 
 
-def test_the_report_is_read_by_people(run: Callable, filled: tuple[Path, list]) -> None:
-    path, _ = filled
-    done = run("inspect", path)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[0] == str(path)
-    assert "23 of a capacity of 1,000 (2%)" in done.out
-    for part in ("obs/image", "4x4", "uint8", "extra/log_prob", "ended episodes", "alive", "writing"):
-        assert part in done.out
-
-
 def test_an_empty_store_can_be_inspected(run: Callable, tmp_store: Path) -> None:
     dr.create(tmp_store, SCHEMA).close()
     shown = inspected(run, tmp_store)
@@ -193,16 +181,6 @@ def test_an_empty_store_can_be_inspected(run: Callable, tmp_store: Path) -> None
     assert listed(run, tmp_store) == []
     done = run("episodes", tmp_store)
     assert (done.code, done.out.splitlines()[-1]) == (0, "0 episodes")
-
-
-def test_a_closed_store_has_no_living_writer(run: Callable, tmp_store: Path) -> None:
-    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
-        write_episodes(writer)
-    shown = inspected(run, tmp_store)
-    assert [segment["state"] for segment in shown["segments"]] == ["sealed"]
-    assert [writer["state"] for writer in shown["writers"]] == ["closed"]
-    assert shown["episodes"]["open"] == 0
-    assert shown["episodes"]["cut"] == 2
 
 
 @pytest.mark.parametrize("rewards", [["nan", "inf", "-inf", 3.0], ["inf", "-inf", 3.0]])
@@ -229,58 +207,6 @@ def test_inspecting_writes_nothing(run: Callable, filled: tuple[Path, list]) -> 
     assert run("inspect", path).code == 0
     assert run("episodes", path).code == 0
     assert state() == before
-
-
-WRITE_FOREVER = """
-import sys, time
-import diskreplay as dr
-with dr.open(sys.argv[1], mode="a") as store, store.writer() as writer:
-    for step in range(10**6):
-        obs, following = ({"image": [[i % 256] * 4] * 4, "state": [i, i]} for i in (step, step + 1))
-        writer.append(obs, 0, 1.0, step % 10 == 9, next_obs=following, log_prob=0.0)
-        if step == 100:
-            print("writing", flush=True)
-        time.sleep(0.001)
-"""
-
-
-@pytest.fixture
-def written_elsewhere(tmp_store: Path) -> Iterator[tuple[Path, subprocess.Popen]]:
-    """A store that another process is appending to, and that process."""
-    dr.create(tmp_store, SCHEMA).close()
-    root = Path(dr.__file__).parents[1]
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITE_FOREVER, str(tmp_store)], cwd=root, stdout=subprocess.PIPE, text=True
-    ) as writer:
-        try:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "writing\n"
-            yield tmp_store, writer
-        finally:
-            writer.kill()
-
-
-def test_a_store_can_be_watched_while_another_process_writes(
-    run: Callable, written_elsewhere: tuple[Path, subprocess.Popen]
-) -> None:
-    path, writer = written_elsewhere
-    steps = [0]
-    for _ in range(5):
-        shown = inspected(run, path)
-        assert [row["state"] for row in shown["writers"]] == ["alive"]
-        records = listed(run, path)
-        assert {record["length"] for record in records if not record["open"]} == {10}
-        assert sum(record["length"] for record in records) >= shown["steps"]
-        steps.append(shown["steps"])
-        time.sleep(0.02)
-    assert steps == sorted(steps)
-    assert steps[-1] > steps[1] >= 100
-    writer.send_signal(signal.SIGKILL)
-    writer.wait(30)
-    shown = inspected(run, path)
-    assert [row["state"] for row in shown["writers"]] == ["dead"]
-    assert [row["state"] for row in shown["segments"]] == ["dead"]
-    assert "dead" in run("inspect", path).out
 
 
 @pytest.mark.slow

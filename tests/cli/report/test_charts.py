@@ -61,8 +61,3 @@ def test_priorities_that_a_sampler_has_saved_are_drawn(store: dr.Store, monkeypa
     assert chart.series[0].y.tolist() == [1] * 40
     monkeypatch.setattr(charts, "STATE_BYTES", 0)
     assert "priorities of 40 ids, run1: kind" not in drawn(store)
-
-
-def test_an_empty_store_has_none(tmp_store: Path) -> None:
-    with dr.create(tmp_store, dr.Schema(dr.Field((), "bool"), dr.Field((), "bool"))) as store:
-        assert drawn(store) == {}

@@ -7,7 +7,6 @@ import pytest
 import diskreplay as dr
 from diskreplay.cli.report import sample
 from diskreplay.cli.report.sample import newest_episode, places, read_episodes, sample_steps
-from tests.cli.report.conftest import write_vectors
 
 
 def nothing(done: int, total: int) -> None:
@@ -35,16 +34,6 @@ def test_all_of_a_small_store_is_read(store: dr.Store) -> None:
         np.testing.assert_array_equal(values, np.concatenate([episode[name][:30] for episode in store.episodes]))
         np.testing.assert_array_equal(ids, np.concatenate([episode.ids for episode in store.episodes]))
     np.testing.assert_array_equal(steps.times()[1], np.concatenate([episode.times for episode in store.episodes]))
-
-
-def test_a_condition_chooses_episodes_and_their_steps(store: dr.Store) -> None:
-    episodes = read_episodes(store, lambda episode: episode.total_reward > 500, nothing)
-    assert (episodes.at.tolist(), episodes.matching, episodes.asked) == ([17, 18, 19], 3, 20)
-    steps = sample_steps(store, episodes)
-    assert (steps.total, np.unique(steps.read("reward")[1]).tolist()) == (90, [17.0, 18.0, 19.0])
-    none = read_episodes(store, lambda episode: False, nothing)
-    assert (len(none), none.matching, sample_steps(store, none).total) == (0, 0, 0)
-    assert sample_steps(store, none).read("obs")[1].shape == (0, 3)
 
 
 def test_a_sample_is_always_the_same_and_has_the_newest_episode(
@@ -121,10 +110,3 @@ def test_steps_that_have_left_are_not_read(tmp_store: Path) -> None:
             assert 0 < len(ids) == len(values) < steps.total == 40
             episodes = read_episodes(store, None, nothing)
             assert 0 < len(episodes) < 10
-
-
-def test_an_empty_store_has_no_sample(tmp_store: Path) -> None:
-    write_vectors(tmp_store, episodes=0)
-    with dr.open(tmp_store) as store:
-        assert len(read_episodes(store, None, nothing)) == 0
-        assert sample_steps(store, None).total == 0

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import diskreplay as dr
-from diskreplay.cli.report import charts
 from diskreplay.cli.report.charts import statistics_of, statistics_of_fields
 from diskreplay.cli.report.sample import read_episodes, sample_steps
 
@@ -36,20 +35,6 @@ def test_the_largest_and_least_numbers_have_a_histogram(value: float) -> None:
         found = statistics_of(np.array(values))
         assert found.histogram is not None
         assert found.greatest == max(values)
-
-
-def test_each_field_has_its_statistics(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with dr.open(vectors) as store:
-        steps, episodes = sample_steps(store, None), read_episodes(store, None, lambda done, total: None)
-        found = {path: each for path, _, each in statistics_of_fields(store, steps, episodes)}
-        assert list(found) == list(store.schema.leaves)
-        policy = found["episode/policy"]
-        assert (policy.count, policy.least, policy.mean, policy.greatest) == (20, 0, 9.5, 19)
-        assert found["obs"].count == 1_800
-        monkeypatch.setattr(charts, "FIELDS", 1)
-        monkeypatch.setattr(charts, "ELEMENTS", 5)
-        ((path, _, some),) = statistics_of_fields(store, steps, episodes)
-        assert (path, some.count) == ("obs", 3)
 
 
 def test_values_of_an_episode_that_has_just_left_are_not_counted(
