@@ -68,14 +68,6 @@ def test_a_folder_with_files_is_not_taken_for_room(tmp_path):
             dr.create(path, serial_schema())
 
 
-def test_open_shows_what_was_written(tmp_store):
-    filled(tmp_store)
-    with dr.open(tmp_store) as store:
-        assert store.schema == serial_schema()
-        assert (len(store), store.num_episodes) == (12, 3)
-        assert serials(store) == list(range(12))
-
-
 def test_a_path_may_be_a_string(tmp_store):
     filled(str(tmp_store))
     with dr.open(str(tmp_store)) as store:
@@ -101,34 +93,6 @@ def test_refresh_returns_the_number_of_steps_that_became_visible(tmp_store):
         assert (reader.refresh(), reader.refresh(), len(reader)) == (5, 0, 8)
 
 
-def test_a_snapshot_does_not_change_until_refresh(tmp_store):
-    with dr.create(tmp_store, serial_schema()) as store, dr.open(tmp_store) as reader, store.writer() as writer:
-        append_numbered(writer, range(3), end="open")
-        reader.refresh()
-        episode, episodes = reader.episodes[0], reader.episodes
-        append_numbered(writer, range(3, 9))
-
-        assert (len(reader), len(episodes), len(episode), episode.terminated) == (3, 1, 3, False)
-        assert episode.reward.tolist() == [0, 1, 2]
-        reader.refresh()
-        assert (len(episode), len(reader.episodes[0])) == (3, 9)
-
-
-def test_ids_stay_the_same_across_refresh_reopening_and_new_writers(tmp_store):
-    with dr.create(tmp_store, serial_schema(), segment_steps=8) as store:
-        seen = {}
-        for first in range(0, 60, 6):
-            with store.writer() as writer:
-                append_numbered(writer, range(first, first + 6))
-            store.refresh()
-            now = {int(s): int(i) for e in store.episodes for s, i in zip(e["serial"], e.ids, strict=True)}
-            assert seen.items() <= now.items()
-            seen = now
-    with dr.open(tmp_store) as fresh:
-        assert {int(s): int(i) for e in fresh.episodes for s, i in zip(e["serial"], e.ids, strict=True)} == seen
-    assert len(set(seen.values())) == 60
-
-
 def test_a_store_pickles_as_its_path_and_mode(tmp_store):
     filled(tmp_store)
     with dr.open(tmp_store) as store:
@@ -146,17 +110,6 @@ def test_closing_twice_is_fine(tmp_store):
     store.close()
 
     assert tmp_store.exists()
-
-
-def test_two_writers_of_one_store_do_not_mix(tmp_store):
-    with dr.create(tmp_store, serial_schema()) as store, store.writer() as one, store.writer() as two:
-        for t in range(10):
-            for offset, writer in ((0, one), (100, two)):
-                row = np.full(3, offset + t, np.float32)
-                writer.append(row, 0, 0.0, t == 9, next_obs=row + 1, serial=offset + t)
-        store.refresh()
-
-        assert sorted(e["serial"].tolist() for e in store.episodes) == [[*range(10)], [*range(100, 110)]]
 
 
 def test_a_reader_writes_nothing(tmp_store):
@@ -182,29 +135,6 @@ def test_sampling_changes_no_file(tmp_store, n_step):
 
     assert np.isfinite(rewards).all()
     assert digest(tmp_store) == before
-
-
-def test_what_a_killed_writer_committed_is_kept_and_its_episode_becomes_a_cut(tmp_store):
-    dr.create(tmp_store, serial_schema()).close()
-    code = """
-import os, sys, diskreplay as dr
-from tests.testing.support import append_numbered
-writer = dr.open(sys.argv[1], mode="a").writer()
-append_numbered(writer, range(3))
-append_numbered(writer, range(3, 8), end="open")
-os._exit(0)
-"""
-    run_python(code, tmp_store)
-    with dr.open(tmp_store) as reader:
-        assert serials(reader) == list(range(8))
-    with dr.open(tmp_store, mode="a") as store:
-        with store.writer() as writer:
-            append_numbered(writer, range(8, 10))
-        store.refresh()
-
-        assert serials(store) == list(range(10))
-        assert [episode.cut for episode in store.episodes] == [False, True, False]
-        assert store.episodes[1].obs[-1, 0] == 8
 
 
 def test_rows_are_seen_through_a_mapping_that_was_made_before_they_were_written(tmp_store):
