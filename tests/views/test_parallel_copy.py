@@ -27,15 +27,6 @@ def three() -> Iterator[CopyThreads]:
     threads.close()
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 100])
-@pytest.mark.parametrize("parts", [1, 2, 3, 4, 9])
-def test_every_item_is_done_once(three: CopyThreads, size: int, parts: int) -> None:
-    done: list[tuple[int, int]] = []
-    assert three.copy(three.parts(parts * PART), size, lambda first, stop: done.append((first, stop)) or -1) == -1
-    assert sorted(item for first, stop in done for item in range(first, stop)) == list(range(size))
-    assert len(done) == min(parts, 4)  # no thread copies less than is worth it
-
-
 @pytest.mark.parametrize("count", [2, 4])
 def test_all_parts_are_done_at_once(count: int) -> None:
     threads, every = CopyThreads(count - 1), threading.Barrier(count, timeout=600)
@@ -57,11 +48,6 @@ def test_as_many_processors_are_left_as_are_asked_for(monkeypatch: pytest.Monkey
         return [threads.count if (threads := copy_threads(beside)) else 0 for beside in (0, 1)]
 
     assert [counts(processors) for processors in (1, 2, 3, 4, 64)] == [[0, 0], [1, 0], [2, 1], [3, 2], [3, 3]]
-
-
-@pytest.mark.parametrize(("bad", "found"), [({1, 2, 5}, 1), ({3, 7}, 3), ({5, 6}, 5), ({6}, 6), (set(), -1)])
-def test_the_first_item_that_could_not_be_done_is_returned(three: CopyThreads, bad: set[int], found: int) -> None:
-    assert three.copy(4, 8, lambda first, stop: min(bad & {*range(first, stop)}, default=-1)) == found
 
 
 def test_a_helper_that_has_been_sent_home_is_not_waited_for() -> None:
