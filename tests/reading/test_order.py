@@ -128,23 +128,6 @@ def test_steps_leave_one_by_one_when_they_are_too_old(tmp_store, clock):
         collectors.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capacity", [None, 600])
-def test_rollouts_of_actors_in_lockstep_have_every_step_once(tmp_store, capacity):
-    with dr.create(tmp_store, SCHEMA, capacity=capacity, segment_steps=64) as store:
-        collectors = Collectors(store, 8, 1, slow=False)
-        found = []
-        with dr.Sampler(store, dr.Rollouts(32)) as sampler:
-            for _ in range(12):
-                for _ in range(33):  # the last step of a lane has nothing to bootstrap from
-                    collectors.turn()
-                batch = sampler.sample()
-                found.append(batch.action.numpy().ravel())
-        collectors.close()
-    numbers = np.sort(np.concatenate(found))
-    assert len(numbers) == len(np.unique(numbers)) == 12 * 8 * 32
-
-
 def test_what_is_too_old_leaves_beside_a_segment_whose_times_are_gone(tmp_store, clock):
     with dr.create(tmp_store, SCHEMA, max_age_s=60) as store:
         for number in range(2):
