@@ -70,15 +70,14 @@ TRIED = {
 # Versions of an extra's library, the newest last, and the tests that run with each.
 VERSIONS = {"gym": ("gymnasium==1.1.0", "gymnasium==1.2.2", "gymnasium==1.3.0", "gymnasium")}
 PAGE = "tests/test_docs.py::test_the_snippets_of_a_page_run_one_after_the_other"
+OF_GYMNASIUM = (
+    *("tests/interop/test_gymnasium.py", "tests/interop/test_episode_values.py"),
+    *("tests/interop/exchange/test_spaces.py", "tests/schema/test_schema.py"),
+)
 WITH_EACH = {
     "gym": (
-        *(
-            "tests/interop/test_gymnasium.py",
-            NAMES,
-            "tests/interop/test_episode_values.py",
-            "tests/interop/exchange/test_spaces.py",
-            "tests/schema/test_schema.py",
-        ),
+        *OF_GYMNASIUM,
+        f"{NAMES}::test_a_class_has_no_private_name_of_its_bases[gymnasium]",
         *(f"{PAGE}[README.md]", f"{PAGE}[record.md]"),
     )
 }
@@ -99,7 +98,7 @@ AT_ENDS = {
         *(f"tests/kernels/test_{part}.py" for part in ("cache", "draw", "gae", "public_numba", "runs", "sumtree")),
         *("tests/sampling/test_sampler.py", "tests/sampling/test_priorities.py", "tests/interop/test_torch.py"),
     ),
-    "gym": tuple(test for test in WITH_EACH["gym"] if not test.startswith(PAGE)),
+    "gym": (*OF_GYMNASIUM, NAMES),
     "zstd": (
         "tests/segments/test_packs.py",
         "tests/integrity/verify/test_check_packs.py",
