@@ -16,7 +16,7 @@ BASE = '''"""A view."""
 from diskreplay.views import windows
 
 NAME = """two
-lines"""
+# lines"""
 """What a view is called."""
 
 

@@ -2,10 +2,8 @@
 
 import argparse
 import ast
-import io
 import json
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,11 +13,6 @@ from tools.imports import MODULES, PACKAGE, Import, circles, imports_in, modules
 
 ROOT = PACKAGE.parent
 LARGEST = 5
-_NO_CODE = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
-    *(tokenize.ENCODING, tokenize.ENDMARKER),
-}
-
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -66,14 +59,20 @@ class Report:
 
 def code_lines(source: str, tree: ast.Module) -> set[int]:
     """Return the numbers of the lines of code: no blank lines, comments or strings that are statements."""
-    found = set[int]()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in _NO_CODE:
-            found.update(range(token.start[0], token.end[0] + 1))
+    lines = enumerate(map(str.strip, source.split("\n")), start=1)
+    found, statements = {number for number, line in lines if line and not line.startswith("#")}, set[int]()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return found
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                statements.update(_lines_of(node))
+            # Lines of a string may be blank, or begin like a comment.
+            case ast.Constant(value=str() | bytes()) | ast.JoinedStr():
+                found.update(_lines_of(node))
+    return found - statements
+
+
+def _lines_of(node: ast.stmt | ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def definitions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, Definition]]:
@@ -139,7 +138,7 @@ def measure(package: Path = PACKAGE, tests: Path = ROOT / "tests") -> Report:
         part.code += len(lines)
         for name, node in definitions(tree):
             of = f"{path.relative_to(package)}:{name}"
-            size = Size(len(lines.intersection(range(node.lineno, (node.end_lineno or node.lineno) + 1))), of)
+            size = Size(len(lines.intersection(_lines_of(node))), of)
             if isinstance(node, ast.ClassDef):
                 classes.append(size)
             else:
