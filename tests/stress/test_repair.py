@@ -162,16 +162,15 @@ def test_segments_come_and_go_beside_a_trainer_and_writers(store_path):
 @pytest.mark.slow(turns=4)
 def test_states_that_are_saved_without_a_pause_are_never_taken_for_damaged(store_path):
     with running(SAVER, store_path) as stop:
-        until = time.monotonic() + 5
+        until = time.monotonic() + whole_or_part(5, 2)
         looks = 0
-        while time.monotonic() < until:
+        while looks <= 10 or time.monotonic() < until:
             assert verify(store_path, deep=True) == []
             looks += 1
         for _ in range(3):
             # What a save is just removing may be taken for what a dead one left, and is removed either way.
             assert {action.what for action in repair(store_path).actions} <= {"removed"}
         assert stop() > 10
-    assert looks > 10
     assert verify(store_path, deep=True) == []
 
 
@@ -179,9 +178,9 @@ def test_states_that_are_saved_without_a_pause_are_never_taken_for_damaged(store
 def test_a_store_is_described_while_its_segments_leave(tmp_store):
     dr.create(tmp_store, serial_schema(), chunk_bytes=4096, segment_steps=20, capacity=100).close()
     with running(WRITER, tmp_store, 0, 0.001) as stop, dr.open(tmp_store) as reader:
-        until = time.monotonic() + 4
+        until = time.monotonic() + whole_or_part(4, 1)
         looks = 0
-        while time.monotonic() < until:
+        while looks <= 10 or time.monotonic() < until:
             with dr.open(tmp_store) as late:
                 for store in (reader, late):
                     info = store.info()
@@ -190,5 +189,4 @@ def test_a_store_is_described_while_its_segments_leave(tmp_store):
             looks += 1
             if looks % 4 == 0:
                 reader.refresh()
-        stop()
-    assert looks > 10
+        assert stop() > 100  # else no segment has left
