@@ -3,7 +3,8 @@
 import math
 import weakref
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ from diskreplay.ids import Floats, Ints
 _SHARE_OVERDRAWS = (*32 * (1,), 64)
 
 
-class Draw(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Draw:
     """Drawn ids, and the numbers from which their weights are computed.
 
     `chances` is the probability of each id; None if all probabilities are equal, or if the distribution is not
@@ -105,7 +107,7 @@ class Distribution(ABC):
             if draw.chances is not None:
                 chances.append(draw.chances[mine])
             missing -= len(mine)
-        return draw._replace(ids=np.concatenate(ids), chances=None if draw.chances is None else np.concatenate(chances))
+        return replace(draw, ids=np.concatenate(ids), chances=None if draw.chances is None else np.concatenate(chances))
 
     def _draw_listed(self, population: Population, size: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
         if not population.share_size():
@@ -135,7 +137,7 @@ class Distribution(ABC):
             return self.draw_share(population, size, rng)
         more = self.draw_share(population, size - len(left), rng)
         ids = np.concatenate([left, more.ids])
-        return more._replace(ids=ids, chances=self.chances(population, ids) if self.weighted else None)
+        return replace(more, ids=ids, chances=self.chances(population, ids) if self.weighted else None)
 
     def count_left(self, population: Population) -> int:
         """Return the number of ids that are left to draw from the rank's share, if the population does not change."""

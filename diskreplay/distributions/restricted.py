@@ -4,6 +4,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class Restricted(Distribution):
         else:
             more, their_chances = self._draw_left(population, ids, size, rng)
             ids, chances = np.append(ids, more), np.append(chances, their_chances)
-        return draw._replace(ids=ids, chances=None if draw.chances is None else chances)
+        return replace(draw, ids=ids, chances=None if draw.chances is None else chances)
 
     def _draw_left(
         self, population: Population, drawn: Ints, size: int, rng: np.random.Generator
@@ -285,7 +286,7 @@ class Bounded(Restricted):
 
     def draw(self, population: Population, size: int, rng: np.random.Generator) -> Draw:
         self._index.follow(population, self._distribution)
-        return super().draw(population, size, rng)._replace(size=len(self._index.ids))
+        return replace(super().draw(population, size, rng), size=len(self._index.ids))
 
     def allowed(self, ids: Ints) -> Ints:
         return np.where(self._index.contains(ids), _ALWAYS, 0)

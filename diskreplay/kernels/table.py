@@ -50,6 +50,9 @@ _made: dict[str, Kernel] = {}
 _OF_ALL_SAMPLERS = "starts", "random_ids", "gather"
 _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "sync_priorities"
 
+# Kernels that are called for each batch, and only with arrays that diskreplay itself has made; see `_entry_of`.
+_OF_EACH_BATCH = "advance", "advance_hiding", *_OF_ALL_SAMPLERS, "sync_priorities", "draw", "weights"
+
 # The kernels that take longest to compile are at both ends of EVERY: one process begins at the start, and a second
 # process begins at the end.
 _FIRST, _LAST = ("advance", "advance_hiding", *_OF_ALL_SAMPLERS), _OF_WEIGHTED_ONES
@@ -66,8 +69,19 @@ def get_kernel(name: str) -> Kernel:
     with compiling:  # importing a module takes locks, too, and a forked child would wait for them forever
         if is_disabled():
             return getattr(import_module(f"diskreplay.kernels.{MODULES[name]}"), name)
-        _made[name] = compile_kernel(MODULES[name], name)
+        kernel = compile_kernel(MODULES[name], name)
+        _made[name] = _entry_of(kernel) if name in _OF_EACH_BATCH else kernel
         return _made[name]
+
+
+def _entry_of(kernel: Any) -> Kernel:
+    """Return a kernel without numba's check of the argument types, which takes 0.3 µs a call.
+
+    The documentation of numba does not name `get_overload`, so a version without this method may come.
+    """
+    find = getattr(kernel, "get_overload", None)
+    found: Kernel = kernel if find is None else find(kernel.signatures[0])
+    return found
 
 
 def if_made(name: str) -> Kernel | None:

@@ -186,13 +186,14 @@ class _Generation:
             # The age is measured by the clock of the newest segment.
             until = max(until, clock_ns() + self._clock.wall - int(self._limits.max_age_s * 1e9))
         record = rows.live.advance(changed, until, rows)
+        if record is None:
+            return 0
         total = rows.log.steps + rows.live.open_steps
         if rows.newly_discarded:
             if not force:
                 arrived -= steps_not_shown(EpisodeTable.concatenate(rows.newly_discarded), self.snapshot)
             rows.newly_discarded = []
-        if record is not None:
-            self.snapshot = rows.snapshot(record, total)
+        self.snapshot = rows.snapshot(record, total)
         return arrived + total - steps + rows.lost
 
     def _follow_counters(self, words: Ints, is_rearranged: bool) -> int:

@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -51,7 +51,7 @@ class Plan:
     gathered: Any = None
 
     def state_dict(self) -> dict[str, Any]:
-        state = {**self.draw._asdict(), "asked": self.asked, "entropy": self.entropy, **(self.draw_info or {})}
+        state = {**asdict(self.draw), "asked": self.asked, "entropy": self.entropy, **(self.draw_info or {})}
         return state if self.prepared is None else {**state, "prepared": self.prepared}
 
 
@@ -260,12 +260,12 @@ class Planner:
         if self.queue and self.queue[0].asked != sizes[0]:
             self.set_target(self.target.view, self.target.distribution)
         queue = self.queue
-        for size in sizes[len(queue) :]:
+        if not queue:
+            self._draw_kept(sizes[0], refresh)
+        while len(queue) < len(sizes):
             try:
-                plan = self._draw_kept(size, refresh)
+                plan = self._draw_kept(sizes[len(queue)], refresh)
             except NotEnoughData:
-                if not queue:
-                    raise
                 break  # enough steps may arrive before this batch is needed
             if queue[-1] is not plan:
                 break

@@ -108,25 +108,27 @@ import numba
 import numpy as np
 numba.config.DISABLE_JIT = numba.config.DISABLE_JIT or sys.argv[2] == "config"
 import tests.kernels.test_interpreted as test
-from diskreplay.kernels import cache
-assert cache.is_disabled()
+from diskreplay.kernels import cache, table
+assert cache.is_disabled() == (sys.argv[2] != "checked")
+if sys.argv[2] == "checked":
+    table._entry_of = lambda kernel: kernel  # so that numba checks the arguments of every call
 folder = Path(sys.argv[1])
 np.savez(folder / "arrays.npz", **test.all_batches(folder))
 """
 
 
 @pytest.mark.slow(turns=4)
-@pytest.mark.parametrize("by", ["environment", "config"])
-def test_the_same_batches_come_out_without_compiling(by: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["environment", "config", "checked"])
+def test_the_same_batches_come_out_without_compiling_and_if_numba_checks_all_arguments(by: str, tmp_path: Path) -> None:
     pytest.importorskip("zstandard")
-    interpreted_folder, compiled_folder = tmp_path / "interpreted", tmp_path / "compiled"
-    interpreted_folder.mkdir()
+    other_folder, compiled_folder = tmp_path / "other", tmp_path / "compiled"
+    other_folder.mkdir()
     environment = os.environ | ({"NUMBA_DISABLE_JIT": "1"} if by == "environment" else {})
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", CHILD, str(interpreted_folder), by]
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", CHILD, str(other_folder), by]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "compiles" not in done.stderr
-    found = np.load(interpreted_folder / "arrays.npz")
+    assert by == "checked" or "compiles" not in done.stderr
+    found = np.load(other_folder / "arrays.npz")
     expected = all_batches(compiled_folder)
     assert set(found) == set(expected)
     for name, value in expected.items():

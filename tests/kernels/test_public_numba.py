@@ -13,7 +13,8 @@ IMPORTS = {"numba", "numba.types", "numba.extending.intrinsic", "numba.extending
 ATTRIBUTES = {"njit", "carray", "types", "__version__"}  # of numba
 # `forceinline` is an option of numba's own overloads, but the docstring of `jit` does not name it.
 OPTIONS = {"nogil", "error_model", "cache", "forceinline"}
-OF_DISPATCHERS = {"signatures"}
+# Of dispatchers. The documentation does not name `get_overload`, so the package does without it if it is gone.
+OF_DISPATCHERS = {"signatures", "get_overload"}
 PRIVATE = {"overloads", "compile", "enable_caching", "disable_compile", "stats", "targetctx", "typingctx", "config"}
 
 
