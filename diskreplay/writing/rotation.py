@@ -230,7 +230,7 @@ class Rotation:
         newest = self.newest
         if newest is not None and segment is not newest:
             return self._holds(newest, 1)
-        return self._holds(segment, 2) and (self._holds(segment, _MOST_TARGETS) or not self._older_lanes())
+        return self._holds(segment, 2) and self._may_leave(segment)
 
     def _holds(self, segment: SegmentWriter, targets: int) -> bool:
         return segment.total_rows >= targets * self._target or segment.most_rows >= targets * self._most_lane_rows
@@ -280,25 +280,28 @@ class Rotation:
                 self._move(lane, self._open([lane.number], size))
             return
         newest = self.newest
-        if newest is not None and segment is newest and not self._is_full(newest, rows):
-            return
-        if newest is None or self._is_full(newest, rows):
-            older = self._older_lanes()
-            if newest is not None and older and not self._holds(newest, _MOST_TARGETS):
-                # At most two segments may be open, so the lane moves to the newest segment although this segment is
-                # full. Open episodes in the older segment are cut at the next appends of their lanes.
-                self._move(lane, newest)
-                return
-            for straggler in [other for other in older if other.open]:
-                resumes_at = straggler.pending
-                self._cut(straggler)
-                straggler.continues, straggler.resumes_at = True, resumes_at
-            newest = self.newest = self._open([other.number for other in self._lanes], self._size())
-            self._has_preallocated, self._newest_since = False, time.monotonic()
-            for other in self._lanes:
-                if not other.open:
-                    self._move(other, newest)
+        # At most two segments may be open. While lanes write to the older segment, this lane moves to the newest, even
+        # to a full one. Open episodes in the older segment are cut at the next appends of their lanes.
+        if newest is None or (self._is_full(newest, rows) and self._may_leave(newest)):
+            newest = self._begin_next()
         self._move(lane, newest)
+
+    def _may_leave(self, newest: SegmentWriter) -> bool:
+        """Return whether the segment after ``newest`` may be opened."""
+        return self._holds(newest, _MOST_TARGETS) or not self._older_lanes()
+
+    def _begin_next(self) -> SegmentWriter:
+        """Open the next segment, cut the episodes in the older segment, and move all lanes without an open episode."""
+        for straggler in [lane for lane in self._older_lanes() if lane.open]:
+            resumes_at = straggler.pending
+            self._cut(straggler)
+            straggler.continues, straggler.resumes_at = True, resumes_at
+        newest = self.newest = self._open([lane.number for lane in self._lanes], self._size())
+        self._has_preallocated, self._newest_since = False, time.monotonic()
+        for lane in self._lanes:
+            if not lane.open:
+                self._move(lane, newest)
+        return newest
 
     def preallocate(self) -> None:
         newest = self.newest
