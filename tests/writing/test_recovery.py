@@ -18,7 +18,7 @@ import zarr
 import diskreplay as dr
 from tests.crash.injection import Interrupt
 from tests.testing.on_disk import is_locked
-from tests.testing.support import REPOSITORY, append_numbered, serial_schema
+from tests.testing.support import REPOSITORY, append_numbered, serial_schema, wait_until
 
 ENDLESS = """
 import sys
@@ -181,10 +181,7 @@ def test_durability_episode_syncs_at_each_end(store):
 def test_durability_in_seconds_is_kept_in_the_background(store):
     with store.writer(durability=0.01) as writer:
         append_numbered(writer, range(3), end="open")
-        until = time.monotonic() + 600
-        while counter(store, "durable") != [3]:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: counter(store, "durable") == [3])
         assert counter(store, "committed") == [3]
     with store.writer(durability=3600.0) as writer:
         append_numbered(writer, range(3), end="open")
@@ -255,10 +252,7 @@ def test_where_no_thread_could_be_started_the_next_writer_is_marked(store, monke
             store.writer(durability=0.01)
     with store.writer(durability=0.01) as writer:
         append_numbered(writer, range(3), end="open")
-        until = time.monotonic() + 600
-        while counter(store, "durable", max(s["number"] for s in store.info()["segments"])) != [3]:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: counter(store, "durable", max(s["number"] for s in store.info()["segments"])) == [3])
 
 
 def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monkeypatch):
@@ -272,10 +266,7 @@ def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monk
         assert failed.is_set()
     refused = next(serials) - 1
     append_numbered(writer, [refused], end="open")
-    until = time.monotonic() + 600
-    while counter(store, "durable") != counter(store, "committed"):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: counter(store, "durable") == counter(store, "committed"))
     writer.close()
 
 
