@@ -255,7 +255,7 @@ PAIRS = [
 @pytest.mark.parametrize(("view", "distribution"), PAIRS)
 def test_samplers_that_are_resumed_decide_as_the_one_that_runs(tmp_path: Path, view: str, distribution: str) -> None:
     rng = np.random.default_rng([len(view), len(distribution)])
-    settings = {"segment_steps": 10, "capacity": 900, "compaction": "manual"}
+    settings = {"segment_steps": 10, "capacity": 450, "compaction": "manual"}
 
     def where(episode: dr.Episode) -> bool:
         return len(episode) > 3 and episode.total_reward > -2
@@ -263,7 +263,7 @@ def test_samplers_that_are_resumed_decide_as_the_one_that_runs(tmp_path: Path, v
     def sampler(store: Any) -> dr.Sampler:
         return dr.Sampler(store, VIEWS[view](), DISTRIBUTIONS[distribution](), batch_size=16, seed=3, where=where)
 
-    with collected(tmp_path / "store", 220, **settings) as (store, collector):
+    with collected(tmp_path / "store", 110, **settings) as (store, collector):
         running, evicted, merged = sampler(store), 0, 0
         points = whole_or_part(100, 30)
         for number in range(points):
