@@ -11,6 +11,7 @@ import textwrap
 import tomllib
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -88,14 +89,17 @@ def names_of_the_package(tree: ast.AST) -> Iterator[str]:
                 yield from ast.literal_eval(value)
 
 
-OWN = {name for source in SOURCES.values() for name in names_of_the_package(ast.parse(source))}
+@cache
+def own_names() -> frozenset[str]:
+    """Return the names that the modules define: for the first test that asks, and not at each collection of tests."""
+    return frozenset(name for source in SOURCES.values() for name in names_of_the_package(ast.parse(source)))
 
 
 def breaches(module: str, source: str) -> list[str]:
     """List the uses of private names of other libraries in a source."""
     tree = ast.parse(source)
     of_others = {*names_of_the_package(tree), *OF_NAMED_TUPLES, *KEPT_IN.get(module, ())}
-    of_itself = of_others | OWN  # a class may have them of a base in another module
+    of_itself = of_others | own_names()  # a class may have them of a base in another module
 
     def is_foreign(name: str, of: object = None) -> bool:
         is_self = ast.unparse(of) in ("self", "cls", "super()") if isinstance(of, ast.AST) else False
