@@ -33,10 +33,10 @@ def module(request: pytest.FixtureRequest) -> Any:
     return adapter(request.param)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """A store whose doubles are float32 numbers, and whose integers fit in 16 bits."""
-    rng, path = np.random.default_rng(0), tmp_path / "store"
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose doubles are float32 numbers, and whose integers fit in 16 bits. No test changes it."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("exported") / "store"
     with dr.create(path, SCHEMA) as made, made.writer() as writer:
         for count in (3, 9, 1, 6):
             obs = {"arm": rng.random((count + 1, 3), np.float32), "touch": rng.random((count + 1, 2), np.float32)}
@@ -143,7 +143,7 @@ def test_a_value_that_a_dtype_cannot_hold_is_refused_and_nothing_is_left(store: 
         dr.SchemaError, match=rf"^the episode {first} has .* in extra/latent, which uint8 cannot hold; choose"
     ):
         npz.export_dataset(store, tmp_path / "set", dtype={"extra/latent": "uint8"})
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert list(tmp_path.iterdir()) == []
     done = npz.export_dataset(
         store, tmp_path / "set", dtype={"extra/latent": "uint8:unsafe"}, rename={"extra/latent": "z"}
     )
@@ -175,7 +175,7 @@ def test_an_option_that_does_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(dr.SchemaError, match=re.escape(said)):
         npz.export_dataset(store, tmp_path / "set", **options)
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["on_error", "compression", "other"])

@@ -16,7 +16,7 @@ import diskreplay as dr
 from diskreplay.interop import dreamer, npz, sb3_pickle, torchrl_memmap, zarr_episodes
 from diskreplay.interop.exchange.foreign import check_claim, check_files, check_memory, read_npz, reading
 from diskreplay.interop.exchange.inert_pickle import load
-from tests.interop.round_trips import PLAIN, make_store
+from tests.interop.round_trips import PLAIN
 
 
 def make_set(folder: Path) -> Path:
@@ -151,10 +151,12 @@ SOURCES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("make", [pipe, device])
 @pytest.mark.parametrize(("module", "name"), SOURCES.values(), ids=SOURCES)
-def test_no_import_waits_for_a_pipe_or_reads_a_device(tmp_path: Path, module: Any, name: str, make: Any) -> None:
+def test_no_import_waits_for_a_pipe_or_reads_a_device(
+    tmp_path: Path, kept_store: Callable[..., Path], module: Any, name: str, make: Any
+) -> None:
     made = pytest.importorskip(module, exc_type=ImportError) if isinstance(module, str) else module
-    store, source = make_store(tmp_path / "store", "vectors", PLAIN), tmp_path / "set"
-    made.export_dataset(store, source)
+    source = tmp_path / "set"
+    made.export_dataset(kept_store("vectors", PLAIN), source)
     file = next(source.glob(name)) if name else source
     file.unlink()
     make(file)

@@ -1,7 +1,7 @@
 """Stores of many schemas go through each format and come back, but for the names that the export reports."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 
 import diskreplay
 from tests.interop.exchange.test_names_and_skips import NAMES
-from tests.interop.round_trips import CASES, EPISODES, SCHEMES, StopAt, adapter, check_round_trip, content, make_store
+from tests.interop.round_trips import CASES, EPISODES, SCHEMES, StopAt, adapter, check_round_trip, content
 from tests.interop.test_hostile_imports import ORIGINALS
 
 OF_EPISODES = {"episode/seed", "episode/goal", "episode/task/level"}
@@ -82,15 +82,17 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("scheme", "case"), PAIRS)
-def test_a_round_trip_keeps_every_value_that_it_does_not_name(tmp_path: Path, scheme: str, case: str) -> None:
+def test_a_round_trip_keeps_every_value_that_it_does_not_name(
+    tmp_path: Path, kept_store: Callable[..., Path], scheme: str, case: str
+) -> None:
     module, expected = adapter(scheme.split()[0]), FORMATS[scheme]
     renamed = {**expected.renamed}
     if scheme == "dreamer" and case == "images":
         renamed["obs"] = "obs/image"
-    store = make_store(tmp_path / "store", case, priorities=case == "nested")
+    store = kept_store(case, priorities=case == "nested")
     target = tmp_path / expected.name
     would = module.export_dataset(store, target, dry_run=True, **expected.options)
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert list(tmp_path.iterdir()) == []
     exported = check_round_trip(
         store,
         target,
@@ -101,13 +103,15 @@ def test_a_round_trip_keeps_every_value_that_it_does_not_name(tmp_path: Path, sc
     )
     assert {name for name, _ in exported.not_held} == expected.always | (expected.nested if case == "nested" else set())
     assert (exported.lossy, would) == ([], exported)
-    assert {path.name for path in tmp_path.iterdir()} == {expected.name, f"{expected.name}-back", "store"}
+    assert {path.name for path in tmp_path.iterdir()} == {expected.name, f"{expected.name}-back"}
 
 
 @pytest.mark.parametrize("scheme", [*FORMATS, "minari", "sb3_pickle"])
-def test_an_interrupted_import_continues_in_any_format(tmp_path: Path, scheme: str) -> None:
+def test_an_interrupted_import_continues_in_any_format(
+    tmp_path: Path, kept_store: Callable[..., Path], scheme: str
+) -> None:
     module, target = adapter(scheme.split()[0]), tmp_path / ("set.zip" if "zip" in scheme else "set")
-    module.export_dataset(make_store(tmp_path / "store", "vectors", EPISODES * 2), target)
+    module.export_dataset(kept_store("vectors", EPISODES * 2), target)
     with pytest.raises(KeyboardInterrupt):
         module.import_dataset(target, tmp_path / "a", progress=StopAt(25))
     resumed, whole = (module.import_dataset(target, tmp_path / name) for name in "ab")

@@ -1,15 +1,28 @@
 """Exports of a store while its writer appends: whole ended episodes, and a writer that never waits for them."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import diskreplay as dr
-from tests.interop.round_trips import PLAIN, SCHEMAS, SCHEMES, adapter, content, make_store, random_episode
+from tests.interop.round_trips import PLAIN, SCHEMAS, SCHEMES, adapter, content, random_episode
 
 SCHEMA = SCHEMAS["vectors"]
 ENDED = sum(steps for steps, _, _ in PLAIN)
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def expected(
+    request: pytest.FixtureRequest, kept_store: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, list[Any]]:
+    """The module of each format, and what an import has after an export of a store at rest."""
+    module, folder = adapter(request.param), tmp_path_factory.mktemp(request.param)
+    module.export_dataset(kept_store("vectors", PLAIN), folder / "set")
+    module.import_dataset(folder / "set", folder / "back")
+    return module, content(folder / "back")
 
 
 def append_step(writer: dr.Writer, *, terminated: bool = False) -> None:
@@ -18,13 +31,10 @@ def append_step(writer: dr.Writer, *, terminated: bool = False) -> None:
 
 
 @pytest.mark.parametrize("given", ["store", "path"])
-@pytest.mark.parametrize("scheme", SCHEMES)
 def test_an_export_during_a_recording_has_exactly_the_episodes_that_had_ended(
-    scheme: str, given: str, tmp_path: Path
+    expected: tuple[Any, list[Any]], given: str, tmp_path: Path
 ) -> None:
-    module, rng = adapter(scheme), np.random.default_rng(0)
-    ended = make_store(tmp_path / "ended", "", PLAIN, schema=SCHEMA)
-    module.export_dataset(ended, tmp_path / "expected")
+    (module, known), rng = expected, np.random.default_rng(0)
     with dr.create(tmp_path / "store", SCHEMA) as store, store.writer() as writer:
         for each in PLAIN:
             random_episode(SCHEMA, rng, *each).append_to(writer, SCHEMA)
@@ -45,9 +55,8 @@ def test_an_export_during_a_recording_has_exactly_the_episodes_that_had_ended(
         store.refresh()
         assert store.num_episodes == len(PLAIN) + len(seen) + 1
         assert len(store) == ENDED + 1 + 2 * len(seen)
-    for name in ("expected", "set"):
-        module.import_dataset(tmp_path / name, tmp_path / f"{name}-back")
-    assert content(tmp_path / "set-back") == content(tmp_path / "expected-back")
+    module.import_dataset(tmp_path / "set", tmp_path / "back")
+    assert content(tmp_path / "back") == known
 
 
 @pytest.mark.parametrize("scheme", ["npz", "lerobot"])
