@@ -16,6 +16,7 @@ from diskreplay.errors import FormatError
 from diskreplay.folders import close_when_collected
 from diskreplay.ids import Ints, places_of
 from diskreplay.segments.documents import layout
+from diskreplay.segments.documents.layout import join_ranges
 from diskreplay.segments.files.commit import map_lane_counter, open_lane_counter
 from diskreplay.segments.files.copies import note_changed
 from diskreplay.segments.files.durable import storage_errors, sync_file, sync_folder, write_at
@@ -25,7 +26,7 @@ from diskreplay.segments.segment import SegmentInfo
 from diskreplay.segments.segment_column import MOST_DESCRIPTORS
 from diskreplay.segments.segment_reader import Extent, extent_of
 
-# With fewer new bytes per lane than this, the rows of all lanes of a chunk are gathered for one checksum call.
+# With fewer new bytes per range of rows than this, all new rows of a chunk are gathered for one checksum call.
 _LONG = 4096
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
@@ -129,16 +130,16 @@ def new_rows_crc(
 
 
 def _rows_crc(mapping: Mapping, row_bytes: int, per_chunk: int, start: Ints, stop: Ints, crc: int) -> int:
-    lanes = np.flatnonzero(start < stop)
-    count = stop[lanes] - start[lanes]
-    begin = lanes * per_chunk + start[lanes]
-    if len(lanes) == 1 or int(count.sum()) * row_bytes >= _LONG * len(lanes):
+    before = np.arange(len(start)) * per_chunk
+    ranges = join_ranges(before + start, before + stop)  # if all rows of a chunk are new, they are one range
+    count = np.maximum(stop - start, 0)
+    if len(ranges) == 1 or int(count.sum()) * row_bytes >= _LONG * len(ranges):
         data = np.asarray(mapping).data
-        for at, rows in zip(begin.tolist(), count.tolist(), strict=True):
-            crc = crc32c(data[at * row_bytes : (at + rows) * row_bytes], crc)  # releases the GIL
+        for first, last in ranges:
+            crc = crc32c(data[first * row_bytes : last * row_bytes], crc)  # releases the GIL
         return crc
     items = np.asarray(mapping).view(f"V{row_bytes}")
-    at = places_of(begin, count)
+    at = places_of(before + start, count)
     step = max(1, _BLOCK_BYTES // row_bytes)
     for some in range(0, len(at), step):
         crc = crc32c(items[at[some : some + step]].tobytes(), crc)

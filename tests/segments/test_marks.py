@@ -131,6 +131,28 @@ def test_marks_fit_no_further_than_the_first_byte_that_is_wrong(tmp_store, tmp_p
         chunk.write_bytes(good)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_marks_prove_new_rows_of_whole_chunks_and_of_some_lanes(tmp_store, tmp_path, seed):
+    lanes, rng = 12, np.random.default_rng(seed)
+    schema = dr.Schema(dr.Field((256,), "float32"), dr.Field((), "int64"))
+    with (
+        dr.create(tmp_store, schema, chunk_bytes=lanes << 12) as store,
+        store.writer(num_envs=lanes, durability="none") as writer,
+    ):
+        for share in (1.0, 0.7, 1.0, 0.2):
+            for _ in range(rng.integers(1, 9)):
+                obs = rng.standard_normal((lanes, 256)).astype(np.float32)
+                none = np.zeros(lanes, bool)
+                writer.append(obs, rng.integers(0, 9, lanes), obs[:, 0], none, mask=rng.random(lanes) < share)
+            writer.flush()
+        steps = store.refresh()
+        shutil.copytree(tmp_store, tmp_path / "copy")
+        assert len(marks_of(segment_of(tmp_path / "copy"), lanes)) == 4
+    with dr.open(tmp_path / "copy") as copy:
+        assert copy.verify() == []  # no step is unproven
+        assert len(copy) == steps
+
+
 def test_marks_from_before_the_first_priority_prove_as_much_as_those_behind_it(tmp_store, tmp_path):
     with dr.create(tmp_store, serial_schema(), chunk_bytes=256) as store:
         writer = store.writer(durability="none")
