@@ -22,7 +22,7 @@ from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.mapping import MappingRefused, map_file, opened, read_regular
 from diskreplay.segments.files.numbers import listed_numbers
 from diskreplay.segments.segment import SegmentInfo, read_segment
-from diskreplay.segments.shards import CRC_BYTES, NOTHING, Shard, index_bytes
+from diskreplay.segments.shards import CRC_BYTES, NOTHING, Shard, index_bytes, most_frame_bytes
 from diskreplay.workers import computed_once
 
 # The maximum number of listings of the folder of segments: it is listed again if packs were merged meanwhile.
@@ -400,13 +400,18 @@ class InnerChunks:
 
     @computed_once
     def _index(self) -> Ints | None:
-        """The offset and size in bytes of each inner chunk, ``(n, 2)``; None if the index and its copy are damaged."""
+        """The offset and size in bytes of each inner chunk, ``(n, 2)``; None if the index and its copy are damaged.
+
+        The size is 0 for an inner chunk of zeros, and -1 if offset or size are impossible.
+        """
         data = self.own_index or self._copied_index()
         if not data:
             return None
         entries = np.frombuffer(data[:-CRC_BYTES], "<u8").reshape(-1, 2)
-        there = (entries[:, 0] != NOTHING) & (entries < self._how.nbytes).all(axis=1)
-        index: Ints = np.where(there[:, None], entries, 0).astype(np.int64)
+        most = most_frame_bytes(self.rows * self._info.arrays[self._leaf].row_bytes)
+        is_possible = (entries < self._how.nbytes).all(axis=1) & (entries[:, 1] <= most)
+        index: Ints = np.where(is_possible[:, None], entries, 0).astype(np.int64)
+        index[~is_possible & (entries[:, 0] != NOTHING), 1] = -1
         return index
 
     def _copied_index(self) -> bytes:
@@ -429,9 +434,9 @@ class InnerChunks:
         if self._index is None:
             return None
         offset, nbytes = self._index[number].tolist()
-        if nbytes <= CRC_BYTES:
+        if 0 <= nbytes <= CRC_BYTES:
             return b""
-        data = self._read(offset, nbytes)
+        data = self._read(offset, max(0, nbytes))
         frame, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
         return frame if len(data) == nbytes and int(crc32c(frame)) == int.from_bytes(crc, "little") else None
 

@@ -5,7 +5,7 @@ import errno
 import os
 import shutil
 import uuid as uuids
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -635,14 +635,18 @@ def _check_lanes(name: str, rows: tuple[int, ...], lanes: int) -> None:
 
 
 def _check_chunk_rows(
-    chunk_rows: dict[str, Any], lanes: int, arrays: dict[str, metadata.RowArray], compressed: Container[str]
+    chunk_rows: dict[str, Any], lanes: int, arrays: dict[str, metadata.RowArray], compressed: dict[str, Compressed]
 ) -> None:
     for leaf, array in arrays.items():
         rows = chunk_rows[leaf]
         # The number of rows is a power of two. A chunk of a single row may be larger than the maximum chunk size.
         if type(rows) is not int or rows < 1 or rows & (rows - 1):
             raise ValueError(f"{rows!r:.40} rows a chunk of {leaf}")
-        if rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES and leaf not in compressed:
+        if leaf in compressed:
+            is_possible = compressed[leaf].is_possible(rows, array.row_bytes)
+        else:
+            is_possible = rows == 1 or rows * lanes * array.row_bytes <= 2 * layout.MAX_CHUNK_BYTES
+        if not is_possible:
             raise ValueError(f"{rows} rows a chunk of {leaf}")
 
 

@@ -46,6 +46,10 @@ class Compressed(NamedTuple):
             raise ValueError(f"compressed is {value!r:.80}")
         return found
 
+    def is_possible(self, chunk_rows: int, row_bytes: int) -> bool:
+        index, inner = _ENTRY_BYTES * (chunk_rows // self.rows), self.rows * row_bytes
+        return index <= layout.MAX_INDEX_BYTES and inner <= max(layout.MAX_INNER_BYTES, row_bytes)
+
 
 def is_wide(row_bytes: int) -> bool:
     return row_bytes >= LEAST_ROW_BYTES
@@ -57,6 +61,11 @@ def inner_rows(row_bytes: int) -> int:
 
 def index_bytes(chunk_rows: int, rows: int) -> int:
     return _ENTRY_BYTES * (chunk_rows // rows) + CRC_BYTES
+
+
+def most_frame_bytes(inner_bytes: int) -> int:
+    """Return a bound for the bytes of a compressed inner chunk; zstd adds little to bytes that it cannot compress."""
+    return 2 * inner_bytes + 1024
 
 
 def codec(rows: int, level: int, shape: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -134,7 +143,8 @@ class Shard:
             raise FormatError(f"{path}: its index does not fit its checksum; run `diskreplay repair`")
         offsets, sizes = index.view("<u8").reshape(count, 2).T
         there = offsets != NOTHING
-        if (sizes[there] <= CRC_BYTES).any() or (offsets[there] > start).any() or (sizes[there] > start).any():
+        most = min(start, most_frame_bytes(self.inner_bytes))
+        if (sizes[there] <= CRC_BYTES).any() or (offsets[there] > start).any() or (sizes[there] > most).any():
             raise FormatError(f"{path}: its index holds impossible values; run `diskreplay repair`")
         self.offsets: Ints = np.where(there, offsets, 0).astype(np.int64)
         self.sizes: Ints = np.where(there, sizes - np.uint64(CRC_BYTES), 0).astype(np.int64)

@@ -11,6 +11,7 @@ import tracemalloc
 import warnings
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -370,6 +371,56 @@ def test_a_segment_that_claims_more_steps_than_can_be_counted_is_set_aside(origi
     (problem,) = verify(tmp_store, deep=True)
     assert problem.detail.startswith("12 steps are set aside from segment 0 ") or "12 steps of writer" in problem.detail
     read_all(tmp_store, "a")
+
+
+@pytest.mark.slow(turns=4)
+def test_an_index_that_claims_a_huge_compressed_inner_chunk_is_refused(tmp_store):
+    pytest.importorskip("zstandard")
+    make_packed(tmp_store)
+    folder = tmp_store / f"segments/{pack_numbers(tmp_store)[-1]:08}"
+    (file,) = (folder / "extra/wide").glob("c*")
+    document = json.loads((folder / "zarr.json").read_bytes())
+    inner = document["attributes"]["compressed"]["extra/wide"]["rows"]
+    index = np.full((document["attributes"]["chunk_rows"]["extra/wide"] // inner, 2), -1, "<i8")
+    index[0] = 0, 1 << 40
+    data = index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
+    document["attributes"]["compressed"]["extra/wide"]["nbytes"] = (1 << 40) + len(data)
+    document["attributes"]["checksums"]["durable/indexes"] = google_crc32c.value(data)
+    write_document(folder / "zarr.json", document)
+    shutil.copyfile(folder / "zarr.json", folder / "durable/document")
+    for each in file, folder / "durable/indexes":
+        each.chmod(0o644)
+    os.truncate(file, 0)
+    with open(file, "r+b") as opened:
+        opened.seek(1 << 40)
+        opened.write(data)
+    (folder / "durable/indexes").write_bytes(data)
+    assert "impossible values" in refused(lambda: read_all(tmp_store))
+    assert file.name in {Path(problem.where).name for problem in verify(tmp_store)}
+    assert repair(tmp_store).left == []
+    assert {problem.kind for problem in verify(tmp_store)} == {"quarantine"}
+    read_all(tmp_store)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("inner", "rows"), [(32, 1 << 40), (1 << 30, 1 << 30), (1 << 20, 1 << 20)])
+def test_a_compressed_array_that_claims_a_huge_index_or_inner_chunk_is_refused(tmp_store, inner, rows):
+    pytest.importorskip("zstandard")
+    make_packed(tmp_store)
+    folder = tmp_store / f"segments/{pack_numbers(tmp_store)[-1]:08}"
+    (file,) = (folder / "extra/wide").glob("c*")
+    document = json.loads((folder / "zarr.json").read_bytes())
+    nbytes = 16 * (rows // inner) + 104
+    document["attributes"]["compressed"]["extra/wide"] |= {"rows": inner, "nbytes": nbytes}
+    document["attributes"]["chunk_rows"]["extra/wide"] = rows
+    write_document(folder / "zarr.json", document)
+    shutil.copyfile(folder / "zarr.json", folder / "durable/document")
+    file.chmod(0o644)
+    os.truncate(file, nbytes)
+    assert "unusable attributes" in refused(lambda: read_all(tmp_store))
+    assert "metadata" in {problem.kind for problem in verify(tmp_store, deep=True)}
+    assert repair(tmp_store).left == []
+    assert {problem.kind for problem in verify(tmp_store, deep=True)} == {"quarantine"}
 
 
 TINY = dr.Schema(dr.Field((), "uint8"), dr.Field((), "uint8"))

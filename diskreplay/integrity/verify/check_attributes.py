@@ -257,10 +257,11 @@ def _check_chunk_rows(plan: Plan, lanes: int, chunk_rows: Any, compressed: Mappi
         if not is_whole(rows, 1) or rows & (rows - 1):
             raise ValueError(f"chunks of {path} have {rows!r:.40} rows, not a power of two")
         if path in compressed:
-            if rows % compressed[path].rows or compressed[path].nbytes < 16 * (rows // compressed[path].rows) + 4:
-                raise ValueError(
-                    f"the attribute compressed has {compressed[path]} for {path}, whose chunk has {rows} rows"
-                )
+            how, index = compressed[path], 16 * (rows // compressed[path].rows)
+            inner = how.rows * array.row_bytes
+            is_large = index > layout.MAX_INDEX_BYTES or inner > max(layout.MAX_INNER_BYTES, array.row_bytes)
+            if rows % how.rows or how.nbytes < index + 4 or is_large:
+                raise ValueError(f"the attribute compressed has {how} for {path}, whose chunk has {rows} rows")
         elif rows > 1 and rows * lanes * array.row_bytes > 2 * layout.MAX_CHUNK_BYTES:
             raise ValueError(f"chunks of {path} are too large")
 

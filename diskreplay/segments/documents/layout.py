@@ -110,6 +110,9 @@ SEGMENT_BYTES = 4 << 30
 MIN_CHUNK_BYTES = 64
 VALUE_CHUNK_BYTES = 256 << 10  # the maximum size of a chunk of an episode field
 MAX_CHUNK_BYTES = 1 << 31
+# The maximum sizes of an index of a compressed array, and of an inner chunk of several rows before compression: a
+# forged zarr.json cannot fill the memory.
+MAX_INDEX_BYTES, MAX_INNER_BYTES = 1 << 28, 1 << 20
 # To begin, seal and delete a segment takes as long as writing this many bytes.
 SMALL_SEGMENT_BYTES = 1 << 20
 MAX_LANES = 1 << 20
