@@ -518,8 +518,11 @@ class Normalize(OneOwner, Transform):
                 self._store.load_state_dict(state)
             else:
                 given = _SavedMoments.read(state)
-                if given.moments and (RETURN in given.moments) != bool(self._reward):
-                    raise ValueError(f"these are moments of {[*given.moments]}, and reward is {self._reward!r}")
+                kinds = RETURN in given.moments, bool(given.moments.keys() - {RETURN})
+                if given.moments and kinds != (bool(self._reward), bool(self._obs)):
+                    raise ValueError(
+                        f"these are moments of {[*given.moments]}, and reward is {self._reward!r}, obs {self._obs!r}"
+                    )
                 self._given = given
             self._publish(self.moments)
             self.frozen = frozen

@@ -240,6 +240,8 @@ def test_a_policy_without_a_store_normalises_by_a_loaded_state(store: dr.Store) 
             alone.load_state_dict({"frozen": True})
         with pytest.raises(ValueError, match="these are moments of .*'return'], and reward is False"):
             dr.Normalize().load_state_dict(made.state_dict())
+        with pytest.raises(ValueError, match=r"these are moments of .*'return'], and reward is True, obs False"):
+            dr.Normalize(False, reward=True).load_state_dict(made.state_dict())
         state = copy.deepcopy({**made.state_dict(), "not_finite": 7})
         alone.load_state_dict(state)
         for found in state["moments"].values():
