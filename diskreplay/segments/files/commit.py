@@ -7,7 +7,6 @@ keep reserved blocks, counters are written by `pwrite`, and not through mapped m
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -101,8 +100,6 @@ def open_counters(path: str, count: int, *, late: bool = False) -> Counters:
 class StoreCounters:
     """The counters of a store, int64 words of the array ``counters/``, each with its complement.
 
-    ``raw()`` returns the bytes of the file: comparing them is the cheapest way to detect changes.
-
     Concurrency: any process reads; only a holder of the store lock writes.
     """
 
@@ -115,7 +112,6 @@ class StoreCounters:
             self._words = open_counters(path, 2 * layout.COUNTER_WORDS)
         else:
             self._words = map_file(path, self.nbytes).array("<i8", (2 * layout.COUNTER_WORDS,))
-        self.raw: Callable[[], bytes] = self._words.tobytes
 
     def sync(self) -> None:
         sync_file(self._file)
@@ -152,6 +148,10 @@ class StoreCounters:
         ):
             raise FormatError(f"{self._file} holds impossible counters {values.tolist()}; restore it from a backup")
         return values
+
+    def raw(self) -> bytes:
+        """Return the bytes of the file: comparing them is the cheapest way to detect changes."""
+        return self._words.tobytes()
 
     def peek(self, word: int) -> int:
         """Return one word without checking its complement, for callers that use the word as a hint."""
