@@ -257,7 +257,7 @@ class VectorSteps:
                 ended = bool(step.ended[i])
                 rows = 1 + (step.next_obs is not None or ended)
                 values = ended and bool(step.episode)
-                obs = self._items(step.values[: writer.obs_count], i)
+                obs = [value[i].tobytes() for value in step.values[: writer.obs_count]]
                 writer.make_room(writer.lanes[i], obs, rows, values=values)
 
     def _reserve_ahead(self) -> None:
@@ -336,9 +336,6 @@ class VectorSteps:
             if step.some_end and step.episode:
                 found[here] |= step.ended[lanes[here]] & segment.lacks_values(lanes[here])
         return lanes[found]
-
-    def _items(self, values: list[Array], lane: int) -> list[Any]:
-        return [as_item(leaf, value[lane]) for leaf, value in zip(self._episode_writer.columns, values, strict=False)]
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

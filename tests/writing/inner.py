@@ -86,6 +86,9 @@ class LaneByLane(VectorSteps):
             )
         episode_writer.now = now + len(self._every)
 
+    def _items(self, values, lane):
+        return [as_item(leaf, value[lane]) for leaf, value in zip(self._episode_writer.columns, values, strict=False)]
+
     def _needs_only_writing(self, newest, step):
         return False
 
