@@ -17,7 +17,7 @@ import diskreplay as dr
 from tests.testing import inner
 from tests.testing.merged import folders
 from tests.testing.on_disk import is_locked
-from tests.testing.support import append_numbered, serial_schema
+from tests.testing.support import append_numbered, serial_schema, wait_until
 
 THREAD = "diskreplay-compaction"
 
@@ -43,14 +43,6 @@ def serials(store: dr.Store) -> list[int]:
     return sorted(int(serial) for episode in store.episodes for serial in episode["serial"])
 
 
-def ends(condition: object, seconds: float = 300.0) -> bool:
-    """Wait until a condition holds."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:  # type: ignore[operator]
-        time.sleep(0.01)
-    return bool(condition())  # type: ignore[operator]
-
-
 def is_working() -> bool:
     return any(thread.name == THREAD for thread in threading.enumerate())
 
@@ -58,7 +50,7 @@ def is_working() -> bool:
 def test_many_short_segments_are_merged_and_nothing_else_changes(tmp_store: Path) -> None:
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
-        assert ends(lambda: len(folders(tmp_store)) < 12)
+        wait_until(lambda: len(folders(tmp_store)) < 12)
         assert serials(store) == SERIALS
         with dr.open(tmp_store) as reader:
             assert serials(reader) == SERIALS
@@ -93,7 +85,7 @@ def process_of(store: dr.Store) -> int | None:
 
 def stop_who_merges(store: dr.Store) -> int:
     """Stop the process that merges wherever it is: it does not end before `resume`; return its number."""
-    assert ends(lambda: process_of(store) is not None)
+    wait_until(lambda: process_of(store) is not None)
     process = process_of(store)
     assert process is not None
     os.kill(process, signal.SIGSTOP)
@@ -109,8 +101,8 @@ def resume_when_store_closes(store: dr.Store, process: int) -> None:
     """Let a process that was stopped go on when it was asked to end."""
 
     def wait() -> None:
-        if ends(lambda: store._compaction._is_stopped):
-            resume(process)
+        wait_until(lambda: store._compaction._is_stopped)
+        resume(process)
 
     threading.Thread(target=wait).start()
 
@@ -147,8 +139,8 @@ def test_who_merges_ends_with_the_process_that_wanted_it_and_keeps_its_turn_till
     writer.kill()
     writer.join()
     resume(process)
-    assert ends(lambda: not exists(process))
-    assert ends(lambda: not is_locked(turn_file()))
+    wait_until(lambda: not exists(process))
+    wait_until(lambda: not is_locked(turn_file()))
     with dr.open(tmp_store, "a") as store:
         assert serials(store) == SERIALS
     assert not list(tmp_store.glob("counters/next-*"))
@@ -165,7 +157,7 @@ def test_a_forked_child_leaves_the_merging_to_its_parent(tmp_store: Path) -> Non
         assert os.waitpid(child, 0)[1] == 0
         assert process_of(store) == process
         resume(process)
-        assert ends(lambda: len(folders(tmp_store)) < 12)
+        wait_until(lambda: len(folders(tmp_store)) < 12)
         assert serials(store) == SERIALS
 
 
@@ -174,7 +166,7 @@ def test_a_store_that_was_renamed_is_merged(tmp_path: Path, monkeypatch: pytest.
     with dr.create(tmp_path / "store", serial_schema(), segment_steps="episode") as store:
         (tmp_path / "store").rename(tmp_path / "moved")
         write(store, MANY)
-        assert ends(lambda: len(folders(tmp_path / "moved")) < 12)
+        wait_until(lambda: len(folders(tmp_path / "moved")) < 12)
         assert serials(store) == SERIALS
 
 
@@ -204,11 +196,11 @@ def test_merging_goes_on_after_a_thread_that_failed(tmp_store: Path, monkeypatch
         begin = inner.real(inner.BEGIN_MERGING)
         monkeypatch.setattr(*inner.BEGIN_MERGING, lambda _: {}["an environment that changed"])
         write(store, MANY // 2)
-        assert ends(lambda: store._compaction._looked_at is not None and not is_working())
+        wait_until(lambda: store._compaction._looked_at is not None and not is_working())
         assert store._compaction._thread is not None  # the one that failed
         monkeypatch.setattr(*inner.BEGIN_MERGING, begin)
         write(store, MANY, first=MANY // 2)
-        assert ends(lambda: len(folders(tmp_store)) < MANY)
+        wait_until(lambda: len(folders(tmp_store)) < MANY)
         assert len(serials(store)) == 5 * (MANY + MANY // 2)
 
 
@@ -220,7 +212,7 @@ def test_where_no_process_can_be_had_nothing_is_merged(
     monkeypatch.setattr(sys, "frozen", is_frozen, raising=False)
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
-        assert ends(lambda: not is_working())
+        wait_until(lambda: not is_working())
         assert len(folders(tmp_store)) == MANY
         assert serials(store) == SERIALS
 
@@ -241,7 +233,7 @@ def test_stores_take_turns_until_all_are_merged(tmp_path: Path) -> None:
             most = max(most, sum(process_of(store) is not None for store in every))
             return all(len(folders(Path(store.path))) == 1 for store in every)
 
-        assert ends(are_merged, 120.0)
+        wait_until(are_merged, 120.0)
         assert most == 1
         assert all(serials(store) == SERIALS for store in every)
 
@@ -271,7 +263,7 @@ def test_a_store_that_waits_for_its_turn_starts_no_process_and_can_be_closed(tmp
         resume_when_store_closes(first, process)
         with dr.create(tmp_path / "second", serial_schema(), segment_steps="episode") as second:
             write(second, MANY)
-            assert ends(lambda: second._compaction._looked_at is not None)
+            wait_until(lambda: second._compaction._looked_at is not None)
             assert process_of(second) is None
         assert len(folders(tmp_path / "second")) == MANY
 
@@ -293,7 +285,7 @@ def test_where_there_is_no_private_folder_each_store_is_merged(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("nowhere" if kind == "no place" else "")))
     with dr.create(tmp_path / "store", serial_schema(), segment_steps="episode") as store:
         write(store, MANY)
-        assert ends(lambda: len(folders(tmp_path / "store")) < 12)
+        wait_until(lambda: len(folders(tmp_path / "store")) < 12)
     assert not list(elsewhere.iterdir())
     assert kind != "others may write it" or not list(folder.iterdir())
 
@@ -311,6 +303,6 @@ def test_no_process_is_begun_beside_another_one_that_merges(tmp_store: Path) -> 
     with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
         with store._retention.making_pack(0):
             write(store, MANY)
-            assert ends(lambda: not is_working())
+            wait_until(lambda: not is_working())
         assert len(folders(tmp_store)) == MANY
         assert not store._retention.is_making_pack()
