@@ -17,7 +17,7 @@ from . import interpreted
 IS_COMPILED = not __name__.startswith("diskreplay.")
 """Whether this module belongs to the copy of the package that numba compiles, see `cache.import_kernels`."""
 
-STREAM_BLOCK = 128  # two cache lines, in bytes
+STREAM_BLOCK = 64  # a cache line, in bytes
 
 # numba and llvmlite do not export these types. A `Builder` writes LLVM code, and a `Value` of an `LLVMType` is a value
 # in this code. An `Instruction` is a function that becomes LLVM code in the kernels that call it.

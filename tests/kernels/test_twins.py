@@ -302,7 +302,7 @@ def test_copy_runs(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> N
         np.testing.assert_array_equal(fast, plain)
 
 
-@given(st.integers(1, 5), st.lists(st.sampled_from((1, 4, 8, 12, 200)), min_size=1, max_size=3), seeds)
+@given(st.integers(1, 5), st.lists(st.sampled_from((1, 4, 8, 12, 64, 192, 200)), min_size=1, max_size=3), seeds)
 def test_write_lanes(count: int, widths: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     lanes, rows, found = np.sort(rng.choice(9, count, replace=False)), rng.integers(5, 20, count), []
