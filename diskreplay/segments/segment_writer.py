@@ -194,7 +194,7 @@ class SegmentWriter:
 
         If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. ``rows``
         has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is
-        `kernels.copying.write_lanes` or None; it writes many lanes at once if all fields are mapped.
+        `kernels.copying.write_lanes` or None; it writes many lanes at once in the fields that are mapped.
 
         Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
         """
@@ -206,10 +206,10 @@ class SegmentWriter:
                 else:
                     column.write_row(lanes, rows, value)
             return
-        if kernel is not None and len(rows) > CLOSE_LANES and (found := self._record_of(rows, fields)) is not None:
-            record, _held = found
-            kernel(self.every_lane if lanes is None else lanes, rows, record, len(fields))
-            return
+        if kernel is not None and len(rows) > CLOSE_LANES:
+            fields = self._write_mapped(self.every_lane if lanes is None else lanes, rows, fields, kernel)
+            if not fields:
+                return
         window = self._find_window()
         places: dict[int, list[Places]] = {}
         base_before = at = None
@@ -225,24 +225,29 @@ class SegmentWriter:
                 places[column.shift] = find_places(self.every_lane if lanes is None else lanes, rows, column.shift)
             column.write_lanes(places[column.shift], column.items(value))
 
-    def _record_of(self, rows: Ints, fields: Named[str, NDArray[Any]]) -> tuple[Ints, list[Any]] | None:
-        """Return the argument ``record`` of `copying.write_lanes`, and the objects that own the memory it points to.
+    def _write_mapped(
+        self, lanes: Ints, rows: Ints, fields: Named[str, NDArray[Any]], kernel: Kernel
+    ) -> dict[str, NDArray[Any]]:
+        """Write rows with `copying.write_lanes`, and return the fields that it cannot write.
 
-        Return None if a chunk is not mapped, or if a field's value has another dtype than its array, or another number
-        of rows than ``rows``.
+        These are fields with a chunk that is not mapped, or with values of another dtype, or another number of rows.
         """
         first, last = int(rows.min()), int(rows.max())
-        heads, bases, held = list[int](), list[int](), list[Any]()
+        found, others = list[tuple[Column, NDArray[Any], list[Mapping]]](), dict[str, NDArray[Any]]()
         for leaf, value in fields.items():
             column = self.columns[leaf]
             items, chunks = column.items(value), column.mapped_chunks(first, last)
             if chunks is None or items.dtype != column.item or len(items) != len(rows):
-                return None
-            place = 5 * len(fields) + len(bases)
+                others[leaf] = value
+            else:
+                found.append((column, items, chunks))
+        heads, bases = list[int](), list[int]()
+        for column, items, chunks in found:
+            place = 5 * len(found) + len(bases)
             heads += first >> column.shift, column.shift, column.row_bytes, items.ctypes.data, place
             bases += [chunk.address for chunk in chunks]
-            held += items, chunks
-        return np.array(heads + bases, np.int64), held
+        kernel(lanes, rows, np.array(heads + bases, np.int64), len(found))
+        return others
 
     @overload
     def write_values(self, lanes: int, fields: Named[str, Any]) -> None: ...

@@ -358,8 +358,8 @@ class VectorSteps:
                 last, valued = ends if lanes is None else lanes[ends], last_at
                 segment.write_values(valued, {leaf: value[last] for leaf, value in step.episode.items()})
         flags = self._flags(lanes, some_end, step)
-        self._write_observations(segment, lanes, rows, step)
-        values = dict(zip(writer.rest, _of(lanes, step.values[writer.obs_count :]), strict=True))
+        values = self._observations(segment, lanes, rows, step)
+        values |= zip(writer.rest, _of(lanes, step.values[writer.obs_count :]), strict=True)
         (times,) = _of(lanes, [self._times])
         values[layout.DONE], values[layout.TIME] = flags, times
         if step.next_obs is None:
@@ -387,19 +387,24 @@ class VectorSteps:
         continues, ends, cuts = _of(lanes, (state.continues, step.ends, step.cuts))
         return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
 
-    def _write_observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> None:
+    def _observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> dict[str, Array]:
+        """Return the observations to write to all of these rows. If only some rows have none yet, write those here."""
         if self._state.steady:
-            return
+            return {}
         known = self._state.known if lanes is None else self._state.known[lanes]
         count = np.count_nonzero(known)
         if count == len(known):
-            return
+            return {}
+        at = lanes
         if count:
             fresh = np.flatnonzero(~known)
-            lanes, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
-        observations = _of(lanes, step.values[: self._episode_writer.obs_count])
+            at, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
+        observations = _of(at, step.values[: self._episode_writer.obs_count])
         fields = dict(zip(self._episode_writer.columns, observations, strict=False))
-        segment.write(self._places(lanes), rows, fields, if_made(STEP_KERNEL))
+        if not count:
+            return fields
+        segment.write(self._places(at), rows, fields, if_made(STEP_KERNEL))
+        return {}
 
     def _update_lanes(self, step: Step) -> None:
         state = self._state
