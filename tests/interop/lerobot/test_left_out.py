@@ -74,7 +74,8 @@ def test_a_claim_of_very_many_episodes_names_them_together(tmp_path: Path, claim
     root = write_v21(tmp_path / "set")
     info = json.loads((root / "meta/info.json").read_text())
     (root / "meta/info.json").write_text(json.dumps({**info, "total_episodes": claimed}))
-    done = refused_then_left_out(root, tmp_path, f"no episode {COUNT}; {claimed - COUNT} of {claimed} are missing")
+    missing = f"no episodes {COUNT} to {claimed - 1}; {claimed - COUNT} of {claimed} are missing"
+    done = refused_then_left_out(root, tmp_path, missing)
     assert done.episodes == COUNT
     assert done.skipped == [(f"episodes {COUNT} to {claimed - 1}", "not in the table of episodes")]
 
