@@ -261,10 +261,14 @@ def test_two_watches_that_began_at_different_times_agree_on_the_steps_of_writers
 
 
 def test_the_bytes_are_those_of_du_while_segments_come_and_go(tmp_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # However slow the machine is, no next segment is made ready while the bytes are counted.
+    # However slow the machine is, no next segment is made ready and no mark is written while the bytes are counted.
     monkeypatch.setattr("diskreplay.writing.rotation.LEAST_QUARTER_S", 3600.0)
     options: dict[str, Any] = {"capacity": 20, "segment_steps": 5}
-    with dr.create(tmp_store, SCHEMA, **options) as store, store.writer() as writer, Activity(tmp_store) as activity:
+    with (
+        dr.create(tmp_store, SCHEMA, **options) as store,
+        store.writer(durability=3600.0) as writer,
+        Activity(tmp_store) as activity,
+    ):
         for _ in range(12):
             append(writer, 5)
             store._sealer.drain()
