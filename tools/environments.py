@@ -5,8 +5,8 @@ are linked from the checkout's `.venv` if it has a version that fits; this avoid
 installs the rest.
 
 Some extras allow several versions of a library. The tests of the checkout for the adapter, and the pages that use it,
-run with these versions, too: each version is in a folder before the checkout's `.venv` on the path. `tools/test` runs
-them with the version in the `.venv`.
+run with the lowest of these versions, and with `--whole` also with the others: each version is in a folder before the
+checkout's `.venv` on the path. `tools/test` runs them with the newest version, in the `.venv`.
 
 `--lowest` and `--newest` install, with uv, the lowest or the newest versions that `pyproject.toml` allows, on each
 Python that `--python` names, and run more tests. `--table` saves the passed runs in `ranges.json`, and writes the table
@@ -409,7 +409,8 @@ def attempts(
 ) -> Iterator[Callable[[], None]]:
     """Yield functions that try these extras, the longest first: versions of their libraries, then environments."""
     for extra in names:
-        for version in VERSIONS.get(extra, ()):
+        versions = VERSIONS.get(extra, ())
+        for version in versions if whole else (*versions[:1], *versions[-1:]):
             yield partial(attempt_version, extra, version, scratch)
     for extra in names:
         for interpreter in interpreters() if whole and extra == CORE else [sys.executable]:
@@ -440,7 +441,8 @@ def main() -> None:
         metavar="name",
         help=f"{', '.join(TRIED)}; with --lowest or --newest, {', '.join(extras)}, by default all",
     )
-    parser.add_argument("--whole", action="store_true", help="the slow tests, too, and core on every installed Python")
+    more = "slow tests, versions between the lowest and the newest, and core on every installed Python"
+    parser.add_argument("--whole", action="store_true", help=f"also {more}")
     for end in (LOWEST, NEWEST):
         text = f"instead, with the {end} versions that pyproject.toml allows"
         parser.add_argument(f"--{end}", dest="ends", action="append_const", const=end, default=[], help=text)
