@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diskreplay.segments.documents.layout import CLOSE_LANES, join_ranges, split_range
 from diskreplay.segments.documents.metadata import RowArray
-from diskreplay.segments.files.durable import storage_error, write_row, zero_bytes
+from diskreplay.segments.files.durable import storage_error, write_row
 from diskreplay.segments.files.mapping import MADV_RANDOM, Mapping
 from diskreplay.segments.segment import SegmentInfo
 
@@ -183,11 +183,6 @@ class Column:
         # ranges of neighbouring lanes are adjacent, and one call reserves them.
         starts = np.full(len(lanes), chunk << self.shift) if upto == end else self._allocated[lanes]
         firsts, lasts = self._pages(chunk, lanes, starts, np.full(len(lanes), upto))
-        # Each step of many lanes writes to most pages of a chunk. If no lane has rows in the chunk yet, zeros are
-        # written to its pages. This takes less than half the time of page faults. On file systems with large folios,
-        # appends and readers then take half the time, too. In a chunk of few lanes, a mark would have to sync whole
-        # folios for a few rows.
-        fills = not self.by_position and len(rows) > CLOSE_LANES and bool((self.reserved <= chunk << self.shift).all())
         fd = self.info.open_chunk(self.leaf, chunk)
         try:
             # The chunk is mapped before blocks are reserved: a failed call leaves nothing to undo and may be repeated.
@@ -195,8 +190,6 @@ class Column:
                 self._map(chunk, fd)
             for first, last in join_ranges(firsts, lasts) if self._keeps else ():
                 os.posix_fallocate(fd, first, last - first)
-                if fills:
-                    zero_bytes(fd, first, last)
         finally:
             os.close(fd)
         self._allocated[lanes] = np.minimum(self._row_at(chunk, lanes, lasts), end)

@@ -14,9 +14,6 @@ from diskreplay.folders import close_when_collected, show_paths, shown
 
 _WAIT_BEFORE = 1
 _PAGE_BYTES = 4096
-# A write of this size to ext4 (from Linux 6.16 on) or xfs brings a folio of this size, a larger page, into the page
-# cache. In a virtual machine that returns free memory to its host, larger folios take several times as long.
-_FOLIO_BYTES = 256 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 # Called through PyDLL, pwrite keeps the GIL. Declared argument types would cost half a microsecond a call. Without
 # declared types, numbers are passed as C ints, so larger offsets are left to `write_at`.
@@ -251,14 +248,9 @@ def punch_hole(fd: int, start: int, stop: int) -> None:
         return
     if (code := ctypes.get_errno()) not in (errno.EOPNOTSUPP, errno.ENOSYS):
         raise OSError(code, os.strerror(code))
-    zero_bytes(fd, start, stop)
-
-
-def zero_bytes(fd: int, start: int, stop: int) -> None:
-    """Write zeros to the bytes ``[start, stop)`` of a file."""
-    zeros = memoryview(bytes(min(stop - start, _FOLIO_BYTES)))
+    zeros = bytes(min(stop - start, 1 << 20))
     while start < stop:
-        start += os.pwrite(fd, zeros[: min(stop, (start & -_FOLIO_BYTES) + _FOLIO_BYTES) - start], start)
+        start += os.pwrite(fd, zeros[: stop - start], start)
 
 
 # --- guarantees of file systems ---------------------------------------------------------------------------------------
