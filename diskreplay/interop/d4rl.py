@@ -253,11 +253,11 @@ class _Reader(Source):
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         names = {path: array for path, array in self.names.items() if path in wanted}
         following = {path: next_of(path) for path in names if is_obs(path) and next_of(path) in self._arrays}
-        row_bytes = sum(self._arrays[array].row_bytes for array in names.values())
         with _opened(self.place) as file:
             columns = {name: self._column(file, name) for name in (*names.values(), *following.values())}
             for start, stop in pairwise(self._bounds[first:].tolist()):
-                check_memory((stop - start) * row_bytes, f"{self.place}: the episode of rows {start} to {stop}")
+                nbytes = sum(column.most_bytes(stop - start) for column in columns.values())
+                check_memory(nbytes, f"{self.place}: the episode of rows {start} to {stop}")
                 steps = {path: columns[array].read(start, stop, self._bounds) for path, array in names.items()}
                 for path, array in following.items():
                     final = columns[array].read(stop - 1, stop, self._bounds)

@@ -186,9 +186,9 @@ class _DataSet(Source):
         stops = self._read_stops()
         self._rows = int(stops[-1]) if len(stops) else 0
         starts = np.concatenate([np.zeros(min(1, len(stops)), stops.dtype), stops[:-1]])
-        self._numbers = np.flatnonzero(starts < stops).tolist()
-        self.skipped = skipped_between(self._numbers, len(stops), "it has no rows")
-        self._bounds = list(zip(*(ends[self._numbers].tolist() for ends in (starts, stops)), strict=True))
+        self.numbers = np.flatnonzero(starts < stops).tolist()
+        self.skipped = skipped_between(self.numbers, len(stops), "it has no rows")
+        self._bounds = list(zip(*(ends[self.numbers].tolist() for ends in (starts, stops)), strict=True))
         self.episodes, self.steps = len(self._bounds), sum(stop - start for start, stop in self._bounds)
         self._arrays = self._described(self._root.attrs.asdict().get(_ATTRIBUTE))
         arrays = self._found()
@@ -294,8 +294,8 @@ class _DataSet(Source):
         columns = {path: each for path, each in self._columns.items() if path in {*wanted, PRIORITY}}
         lacking = {_meta_name(path) for path in self.leaves if is_part(path, FIELDS) and path not in wanted}
         names = [name for name in self._meta if name not in lacking]
-        stops, numbers = np.array([stop for _, stop in self._bounds]), np.array(self._numbers) + 1
-        for number, (start, stop) in zip(self._numbers[first:], self._bounds[first:], strict=True):
+        stops, numbers = np.array([stop for _, stop in self._bounds]), np.array(self.numbers) + 1
+        for number, (start, stop) in zip(self.numbers[first:], self._bounds[first:], strict=True):
             what = f"{self.place}: the episode of rows {start} to {stop}"
             check_claim((stop - start) * row_bytes, self.stored, what)
             check_memory((stop - start) * row_bytes, what)

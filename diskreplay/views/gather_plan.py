@@ -32,6 +32,7 @@ LONGEST = 1 << 40
 """A number that is greater than the number of steps of any window."""
 
 _NO_IDS = np.zeros(0, np.int64)
+_CONTIGUOUS = _NO_IDS.strides
 
 
 class EarlierParts:
@@ -177,6 +178,8 @@ class GatherPlan:
 
         Raises InvalidIndex if an id has no window, and FormatError if a chunk is missing.
         """
+        if ids.strides != _CONTIGUOUS:  # the kernel would read other ids, without an error
+            ids = np.ascontiguousarray(ids, np.int64).reshape(len(ids))
         if block.size != self._size or block.nbytes != self._nbytes:
             self._resize(block)
         # The addresses in `_record` stay valid while the chunk tables have the same guard.

@@ -465,19 +465,22 @@ class Writer(BaseWriter):
             finals = self._cast_episode(episode, terminated or truncated) if episode else None
             if priority is not None or self._gives_priorities:
                 rest.append(self._with_priorities(as_priority(priority)))
-            # The cursor of the lane writes most steps. `EpisodeWriter.append` makes room for a step that the cursor
-            # refuses. With a limiter, a step has to be written while the limiter is locked.
-            cursor = self._lane.cursor if self._limiter is None else None
-            try:  # does the same as `_recording`, without a context manager
-                done = cursor is not None and cursor.append(obs, rest, next_obs, terminated, truncated, finals)
-            except BaseException as error:
-                self._abandon_after(error)
-                raise
-            if not done:
+            if self._limiter is not None:
                 with self._recording():
                     self._episode_writer.append(obs, rest, next_obs, terminated, truncated, finals)
-            if terminated or truncated:
-                self._after_episode()
+            else:
+                # Does the same as `_recording`, without a call after the step is published: an interrupt in such a call
+                # would leave the writer open.
+                try:
+                    # The cursor of the lane writes most steps. `EpisodeWriter.append` makes room for the others.
+                    cursor = self._lane.cursor
+                    if cursor is None or not cursor.append(obs, rest, next_obs, terminated, truncated, finals):
+                        self._episode_writer.append(obs, rest, next_obs, terminated, truncated, finals)
+                except BaseException as error:
+                    self._abandon_after(error)
+                    raise
+            if (terminated or truncated) and self._flushes_episodes:
+                self._flush()
         finally:
             if self._lock is lock:
                 lock.free = True

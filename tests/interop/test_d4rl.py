@@ -1,5 +1,6 @@
 """Files of D4RL: episodes as its own loops see them, final observations, infos and metadata, there and back."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -393,3 +394,18 @@ def test_damage_of_a_chunk_costs_its_episode(tmp_path: Path) -> None:
     assert [what for what, _ in done.skipped] == ["episode 7"]
     with dr.open(tmp_path / "store") as store:
         assert [int(episode.obs[0, 0]) for episode in store.episodes] == [50 * k for k in range(20) if k != 7]
+
+
+def test_a_chunk_that_takes_more_than_half_of_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chunk has all rows, so that reading a short episode reads all of them."""
+    file = write(tmp_path / "set.hdf5", arrays_of(4000), chunks=True, compression="gzip")
+    with h5py.File(file, "a") as data:
+        rows = data["observations"][:]
+        del data["observations"]
+        data.create_dataset("observations", data=rows, chunks=rows.shape, compression="gzip")
+    memory = {"SC_PHYS_PAGES": rows.nbytes, "SC_PAGE_SIZE": 1}
+    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    with pytest.raises(dr.FormatError, match=r": the episode of rows 0 to \d+ takes \d+ bytes at once, more"):
+        import_dataset(file, tmp_path / "store")

@@ -124,6 +124,14 @@ def make_folder(folder: Path, count: int = 5) -> None:
         np.savez(folder / f"run-{number}.npz", **rows)
 
 
+def test_rewards_of_several_numbers_a_step_are_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+    make_folder(tmp_path / "runs")
+    np.savez(tmp_path / "runs/run-3.npz", obs=np.zeros((4, 3)), act=np.arange(4), rew=np.ones((4, 2)))
+    said = r"^episode 3 \(run-3.npz\) of .* has rewards of shape \(4, 2\): a reward is one number a step$"
+    with pytest.raises(dr.FormatError, match=said):
+        import_dataset(tmp_path / "runs", tmp_path / "store")
+
+
 @pytest.mark.parametrize("shape_at", [1, 4])
 def test_files_of_a_folder_that_cannot_be_read_are_left_out_by_their_names(tmp_path: Path, shape_at: int) -> None:
     make_folder(tmp_path / "runs")

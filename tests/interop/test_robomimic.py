@@ -38,6 +38,18 @@ def write_robomimic(path: Path) -> list[dict[str, np.ndarray]]:
     return demos
 
 
+def test_rewards_of_several_numbers_a_step_are_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    write_robomimic(tmp_path / "set.hdf5")
+    with h5py.File(tmp_path / "set.hdf5", "a") as file:
+        for demo in file["data"].values():
+            del demo["rewards"]
+            demo["rewards"] = np.zeros((len(demo["actions"]), 3))
+    for on_error in ("raise", "skip"):
+        with pytest.raises(dr.FormatError, match=r"rewards of shape \(\d+, 3\): a reward is one number a step$"):
+            import_dataset(tmp_path / "set.hdf5", tmp_path / "store", on_error=on_error)
+    assert [path.name for path in tmp_path.iterdir()] == ["set.hdf5"]
+
+
 def write_isaac(path: Path, *, obs: bool = True) -> list[dict[str, np.ndarray]]:
     """Write demonstrations with nested groups, and states after each step behind an initial one."""
     rng, demos = np.random.default_rng(1), []

@@ -56,6 +56,9 @@ def test_a_data_set_of_diffusion_policy(tmp_path: Path, zarr_format: int) -> Non
     imported = import_dataset(tmp_path / "push.zarr", tmp_path / "store")
     assert (imported.episodes, imported.steps) == (2, 10)
     assert imported.skipped == [("episode 1", "it has no rows")]
+    seen = set()
+    import_dataset(tmp_path / "push.zarr", tmp_path / "again", where=lambda episode: not seen.add(episode.number))
+    assert seen == {0, 2}
     with dr.open(tmp_path / "store") as store:
         assert [(len(episode), episode.ended) for episode in store.episodes] == [(3, "truncated"), (7, "truncated")]
         episode = store.episodes[1]

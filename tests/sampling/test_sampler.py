@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,21 @@ def test_weights_are_those_of_the_distribution(store: Store) -> None:
     sampler = dr.Sampler(store, dr.Transitions(), Halves(), batch_size=3)
     assert sampler.sample().weight.tolist() == [0.5] * 3
     assert sampler.sample(beta=0.25).weight.tolist() == [0.25] * 3
+
+
+def test_a_distribution_may_give_ids_with_gaps_in_memory(store: Store) -> None:
+    class EverySecond(dr.Uniform):
+        def draw(self, population: Any, size: int, rng: np.random.Generator) -> Any:
+            return replace(drawn := super().draw(population, 2 * size, rng), ids=drawn.ids[::2])
+
+    samplers = [
+        dr.Sampler(store, dr.Transitions(), rule, batch_size=size, seed=0)
+        for rule, size in ((EverySecond(), 8), (dr.Uniform(), 16))
+    ]
+    for _ in range(3):  # chunks are mapped by the first batch
+        half, whole = (sampler.sample() for sampler in samplers)
+        assert half.index.tolist() == whole.index[::2].tolist()
+        assert half.obs.equal(whole.obs[::2])
 
 
 def test_an_empty_store_is_not_enough_data() -> None:

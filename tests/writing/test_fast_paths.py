@@ -1,5 +1,7 @@
 """The short ways of both writers write the very bytes that the long way writes."""
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import diskreplay as dr
 from diskreplay.testing.scripts import play
 from diskreplay.testing.strategies import schemas, writer_plans
+from tests.testing.calls import PACKAGE
 from tests.testing.inner import real
 from tests.testing.on_disk import POSITION_BITS
 from tests.testing.support import append_numbered, digest, quiet, scratch, serial_schema
@@ -236,3 +239,56 @@ def test_a_writer_that_is_interrupted_on_the_short_way_closes_and_keeps_what_was
         assert episode["serial"].tolist() == list(range(4 if at == "_observed" else 3))
         assert episode.cut
         assert episode.obs[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def interrupted_at(call, function):
+    """Run a function, but raise an Interrupt as it enters that call of the package; return whether there was one."""
+    left = call
+
+    def count(frame, event, _):
+        nonlocal left
+        code = frame.f_code  # of a function: an error that ends a generator as it is collected is only printed
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "<genexpr>":
+            left -= 1
+            if left < 0:
+                raise Interrupt
+
+    sys.setprofile(count)
+    try:
+        function()
+    except Interrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:an appended obs differs")
+@pytest.mark.parametrize("end", ["open", "terminated", "cut"])
+def test_an_append_that_is_interrupted_in_a_call_is_not_written_or_closes_the_writer(tmp_store, end):
+    outcomes = set()
+    with dr.create(tmp_store, serial_schema()) as store:
+        for call in range(1000):
+            writer = store.writer()
+            append_numbered(writer, range(3), end="open")
+            store.refresh()
+            before = len(store)
+            if end == "cut":  # by an observation that does not continue the episode: a step that the cursor refuses
+                rest = {"obs": np.full(3, 9.0), "action": 0, "reward": 0.0, "terminated": False, "serial": 3}
+                step = lambda writer=writer, rest=rest: writer.append(**rest)  # noqa: E731
+            else:
+                step = lambda writer=writer: append_numbered(writer, [3], end=end)  # noqa: E731
+            if not interrupted_at(call, step):
+                break
+            store.refresh()
+            published = len(store) > before
+            try:
+                writer.append(np.full(3, 3.0), 0, 0.0, False, serial=4)
+                outcomes.add((published, "open"))
+            except dr.WriterClosed:
+                outcomes.add((published, "closed"))
+            with suppress(dr.ReplayError):
+                writer.close()
+        assert call > 5
+    assert outcomes <= {(False, "open"), (False, "closed"), (True, "closed")}
+    assert (False, "open") in outcomes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay import Field, MissingExtra, Schema, SchemaError
+from diskreplay import Field, FormatError, MissingExtra, Schema, SchemaError
 from diskreplay.interop.exchange.episode_data import ACTION, EXTRA, FIELDS, OBS, REWARD
 
 if TYPE_CHECKING:
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 def leaves_of(rows: Mapping[str, NDArray[Any]], place: Path, advice: str = "") -> dict[str, Field]:
-    """Return the fields of rows ``(n, *shape)`` by path; a reward is one number a step, whatever its shape."""
+    """Return the fields of rows ``(n, *shape)`` by path; rewards may be ``(n, 1)``."""
     found = dict[str, Field]()
     for path, values in rows.items():
+        if path == REWARD and math.prod(values.shape[1:]) != 1:
+            raise FormatError(f"{place}: rewards of shape {values.shape}: a reward is one number a step{advice}")
         try:
             found[path] = Field(() if path == REWARD else values.shape[1:], values.dtype)
         except SchemaError as error:

@@ -492,9 +492,11 @@ def _whole(source: Source, position: int, episode: EpisodeData, paths: Collectio
 
     Return the episode with rewards ``(T,)``: files may have rewards ``(T, 1)``.
     """
-    if (rewards := episode.steps.get(REWARD)) is not None:
-        episode = replace(episode, steps={**episode.steps, REWARD: rewards.reshape(len(rewards))})
     what = f"{source.describe(position)} of {source.name}"
+    if (rewards := episode.steps.get(REWARD)) is not None:
+        if np.size(rewards) != len(rewards):
+            raise FormatError(f"{what} has rewards of shape {rewards.shape}: a reward is one number a step")
+        episode = replace(episode, steps={**episode.steps, REWARD: rewards.reshape(len(rewards))})
     if missing := [path for path in paths if path not in episode.steps and not is_part(path, FIELDS)]:
         raise FormatError(f"{what} has no {missing[0]}; it has {', '.join(episode.steps)}")
     count, shortest = min((len(rows), path) for path, rows in episode.steps.items())
