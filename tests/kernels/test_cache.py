@@ -100,7 +100,8 @@ def test_what_only_kernels_call_is_compiled_with_them_and_not_kept(tmp_path):
 # Compiles or loads a kernel; prints the folder and how often it was compiled itself.
 ONE = """
 from diskreplay.kernels import cache, table
-print(cache.folder(), sum(table.get_kernel("{}").stats.cache_misses.values()))
+name = "{}"
+print(cache.folder(), sum(cache.compile_kernel(table.MODULES[name], name).stats.cache_misses.values()))
 """
 
 

@@ -16,10 +16,10 @@ COUNT = """
 import json, re, sys
 import llvmlite.binding
 llvmlite.binding.set_option("", f"-x86-cmov-converter={sys.argv[1]}")
-from diskreplay.kernels import table
+from diskreplay.kernels import cache, table
 counts = {}
 for name in ("random_ids", "ids_at", "sumtree_find", "initial_priorities"):
-    (code,) = table.get_kernel(name).inspect_asm().values()
+    (code,) = cache.compile_kernel(table.MODULES[name], name).inspect_asm().values()
     counts[name] = len(re.findall(r"^\\tj(?!mp)", code, re.MULTILINE))
 print(json.dumps(counts))
 """
