@@ -5,8 +5,8 @@ are linked from the checkout's `.venv` if it has a version that fits; this avoid
 installs the rest.
 
 Some extras allow several versions of a library. The tests of the checkout for the adapter, and the pages that use it,
-run with the lowest of these versions, and with `--whole` also with the others: each version is in a folder before the
-checkout's `.venv` on the path. `tools/test` runs them with the newest version, in the `.venv`.
+run with the lowest of these versions, and with `--whole` also with the others. Each version is in a folder before the
+checkout's `.venv` on the path. `tools/test` runs the tests with the newest version, in the `.venv`.
 
 `--lowest` and `--newest` install, with uv, the lowest or the newest versions that `pyproject.toml` allows, on each
 Python that `--python` names, and run more tests. `--table` saves the passed runs in `ranges.json`, and writes the table

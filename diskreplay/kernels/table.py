@@ -50,7 +50,7 @@ _made: dict[str, Kernel] = {}
 _OF_ALL_SAMPLERS = "starts", "random_ids", "gather"
 _OF_WEIGHTED_ONES = "powers", "sumtree_set", "update", "weights", "draw", "sync_priorities"
 
-# Kernels that are called for each batch, and only with arrays that diskreplay itself has made; see `_entry_of`.
+# Kernels that are called for each batch. Their callers make the arguments, or check them; see `_entry_of`.
 _OF_EACH_BATCH = "advance", "advance_hiding", *_OF_ALL_SAMPLERS, "sync_priorities", "draw", "weights"
 
 # The kernels that take longest to compile are at both ends of EVERY: one process begins at the start, and a second

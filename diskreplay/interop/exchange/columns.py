@@ -24,7 +24,7 @@ class ColumnReader:
 
     def most_bytes(self, rows: int) -> int:
         """Return the largest size in bytes of the block that a call of `read` keeps for ``rows`` rows."""
-        return self.row_bytes * min(len(self), max(rows + self._chunk - 1, self._block_rows))
+        return int(self.row_bytes * min(len(self), max(rows + self._chunk - 1, self._block_rows)))
 
     def read(self, start: int, stop: int, stops: NDArray[np.int64]) -> NDArray[Any]:
         """Return the rows from ``start`` to before ``stop``.
