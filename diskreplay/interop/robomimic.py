@@ -208,14 +208,9 @@ class _Demos(Source):
         if self._has_states_alone:
             self.warning = f"{self.place} has no obs: its states are the observations of the store"
         self.names = self._find_names(names, first)
-        rows, fields, attributes = self._steps(self._keys[0], first, self.names), dict[str, Any](), dict[str, None]()
-        for key, arrays in listed.items():
-            demo = member(data.id, key)
-            found = attribute_names(demo)
-            new = [name for name in found if name not in _COUNTS and f"{FIELDS}/{name}" not in fields]
-            fields = self._fields(key, demo, {name: read_attribute(demo, name) for name in new}) | fields
-            attributes |= dict.fromkeys(found)
-            self._others |= dict.fromkeys(name for name in arrays if name not in names)
+        rows, (fields, attributes) = self._steps(self._keys[0], first, self.names), self._read_fields(data)
+        others = [name for arrays in listed.values() for name in arrays if name not in names]
+        self._others |= dict.fromkeys(others)
         every = dict.fromkeys([*names, *attributes, *(f"{_MASK}_{name}" for name in self._masks)])
         self.not_kept = list(self._others)
         self.left_out = [name for name in every if self.choice.skips(name)]
@@ -229,6 +224,17 @@ class _Demos(Source):
         if not keys:
             raise FormatError(f"{self.place} has no demonstrations: there is no group data/demo_0")
         return sorted(keys, key=lambda key: int(key.removeprefix("demo_")))
+
+    def _read_fields(self, data: h5py.Group) -> tuple[dict[str, Any], dict[str, None]]:
+        """Return the first value of each episode field, and the names of all attributes in order."""
+        fields, attributes = dict[str, Any](), dict[str, None]()
+        for key in self._keys:
+            demo = member(data.id, key)
+            found = attribute_names(demo)
+            new = [name for name in found if name not in _COUNTS and f"{FIELDS}/{name}" not in fields]
+            fields = self._fields(key, demo, {name: read_attribute(demo, name) for name in new}) | fields
+            attributes |= dict.fromkeys(found)
+        return fields, attributes
 
     def _find_states(self, names: Sequence[str]) -> list[str]:
         """Return the names of the states that become observations.

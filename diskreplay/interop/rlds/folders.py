@@ -106,6 +106,22 @@ class _Episode(NamedTuple):
     finals: int
 
 
+def _features_of(folder: Path) -> dict[str, Feature]:
+    if not (folder / FEATURES).exists():
+        inner = next((path for above in ("*", "*/*") for path in folder.glob(f"{above}/{FEATURES}")), None)
+        hint = f"; there is one in {inner.parent.relative_to(folder)}" if inner else ""
+        raise StoreNotFound(f"{folder} is not a data set of RLDS: there is no {FEATURES}{hint}")
+    try:
+        features = read_features(parse_json((folder / FEATURES).read_bytes()))
+    except SchemaError as error:
+        raise SchemaError(f"{folder}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{folder / FEATURES} cannot be used: {error}") from None
+    if _FIRSTS not in features:
+        raise FormatError(f"{folder} has no episodes of RLDS: {FEATURES} names no {_FIRSTS}")
+    return features
+
+
 class DataSet(Source):
     """The episodes of an RLDS data set, read from its folder.
 
@@ -124,18 +140,7 @@ class DataSet(Source):
         super().__init__(given)
         folder, choice = self.place, self.choice
         self.part = " ".join(splits or ())
-        if not (folder / FEATURES).exists():
-            inner = next((path for above in ("*", "*/*") for path in folder.glob(f"{above}/{FEATURES}")), None)
-            hint = f"; there is one in {inner.parent.relative_to(folder)}" if inner else ""
-            raise StoreNotFound(f"{folder} is not a data set of RLDS: there is no {FEATURES}{hint}")
-        try:
-            self._features = read_features(parse_json((folder / FEATURES).read_bytes()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, SchemaError):
-                raise SchemaError(f"{folder}: {error}") from None
-            raise FormatError(f"{folder / FEATURES} cannot be used: {error}") from None
-        if _FIRSTS not in self._features:
-            raise FormatError(f"{folder} has no episodes of RLDS: {FEATURES} names no {_FIRSTS}")
+        self._features = _features_of(folder)
         self._is_lenient = choice.on_error == "skip"
         self._splits = _read_splits(folder, splits, is_lenient=self._is_lenient)
         inside = [name.removeprefix(STEPS) for name in self._features]
