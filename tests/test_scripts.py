@@ -49,7 +49,7 @@ def test_tests_run_in_part_whole_or_as_pytest_is_told(arguments: list[str], give
         "-m",
         "pytest",
         "--numprocesses",
-        "auto",
+        str(len(os.sched_getaffinity(0)) + 1),
         "--dist",
         "worksteal",
         *given,
