@@ -298,7 +298,7 @@ class _DataSet(Source):
         for number, (start, stop) in zip(self.numbers[first:], self._bounds[first:], strict=True):
             what = f"{self.place}: the episode of rows {start} to {stop}"
             check_claim((stop - start) * row_bytes, self.stored, what)
-            check_memory((stop - start) * row_bytes, what)
+            check_memory(sum(column.most_bytes(stop - start) for column in self._columns.values()), what)
             with reading(f"{self.place}: rows {start} to {stop}"):
                 steps = {path: column.read(start, stop, stops) for path, column in columns.items()}
                 meta = {name: self._meta[name].read(number, number + 1, numbers)[0] for name in names}

@@ -1,6 +1,7 @@
 """Data sets of diffusion_policy: zarr of both versions, in folders and zip files, read and written."""
 
 import json
+import os
 import pickle
 import tracemalloc
 import zipfile
@@ -21,11 +22,11 @@ from diskreplay.interop.zarr_episodes import export_dataset, import_dataset
 from tests.interop.round_trips import EPISODES, check_round_trip, make_store, random_episode
 
 
-def write(path: Path, ends: Any, zarr_format: Any = 2, **data: np.ndarray) -> Path:
+def write(path: Path, ends: Any, zarr_format: Any = 2, chunk_rows: int = 4, **data: np.ndarray) -> Path:
     """A data set as diffusion_policy writes it."""
     root = zarr.create_group(path, zarr_format=zarr_format, overwrite=True)
     for name, values in data.items():
-        root.create_array(f"data/{name}", data=values, chunks=(4, *values.shape[1:]))
+        root.create_array(f"data/{name}", data=values, chunks=(chunk_rows, *values.shape[1:]))
     root.create_array("meta/episode_ends", data=np.array(ends))
     return path
 
@@ -41,6 +42,19 @@ def test_rows_behind_the_last_episode_are_named(tmp_path: Path) -> None:
     write(tmp_path / "set", [4, 7], **push_t())
     done = import_dataset(tmp_path / "set", tmp_path / "store")
     assert (done.steps, done.not_kept) == (7, ["rows 7 to 10, after the last episode"])
+
+
+def test_chunks_that_take_more_than_half_of_the_memory_together_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chunk of each array has all rows, so that reading a short episode reads all of them."""
+    rng = np.random.default_rng(0)
+    state, other, action = (rng.random((4000, size)).astype(np.float32) for size in (20, 20, 2))
+    file = write(tmp_path / "set", [10, 4000], chunk_rows=4000, state=state, other=other, action=action)
+    memory = {"SC_PHYS_PAGES": 3 * state.nbytes, "SC_PAGE_SIZE": 1}
+    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    with pytest.raises(dr.FormatError, match=r": the episode of rows 0 to 10 takes \d+ bytes at once, more"):
+        import_dataset(file, tmp_path / "store")
 
 
 def test_a_round_trip_through_zarr_3(tmp_path: Path) -> None:
