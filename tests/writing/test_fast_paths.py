@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -275,9 +276,9 @@ def test_an_append_that_is_interrupted_in_a_call_is_not_written_or_closes_the_wr
             before = len(store)
             if end == "cut":  # by an observation that does not continue the episode: a step that the cursor refuses
                 rest = {"obs": np.full(3, 9.0), "action": 0, "reward": 0.0, "terminated": False, "serial": 3}
-                step = lambda writer=writer, rest=rest: writer.append(**rest)  # noqa: E731
+                step = partial(writer.append, **rest)
             else:
-                step = lambda writer=writer: append_numbered(writer, [3], end=end)  # noqa: E731
+                step = partial(append_numbered, writer, [3], end=end)
             if not interrupted_at(call, step):
                 break
             store.refresh()

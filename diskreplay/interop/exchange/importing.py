@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -111,7 +112,7 @@ class Given(NamedTuple):
     opened: ExitStack
 
 
-class Source:
+class Source(ABC):
     """A data set that is open for an import: the base class of each format's reader, which sets the attributes.
 
     Attributes
@@ -168,9 +169,9 @@ class Source:
         self.numbers: Sequence[int] = ()
         self.files: Sequence[str] = ()
 
+    @abstractmethod
     def read(self, first: int, wanted: Collection[str]) -> Iterator[EpisodeData]:
         """Yield the episodes from position ``first`` on, each with at least the leaves at the paths ``wanted``."""
-        raise NotImplementedError
 
     def number_of(self, position: int) -> int:
         return self.numbers[position] if self.numbers else position
