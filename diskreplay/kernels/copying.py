@@ -83,7 +83,7 @@ def copy_runs(record: Ints, line: Ints, runs: Ints, columns: int, out: int, begi
 # Indices of the numbers that the record of `write_lanes` has for each field.
 # - FIRST_CHUNK: the number of the first chunk to write to.
 # - SHIFT: the binary logarithm of the number of rows per chunk.
-# - SOURCE: the address of the new rows.
+# - SOURCE: the address of the rows to copy from.
 # - BASES: the index in the record of the address of chunk FIRST_CHUNK. The addresses of the next chunks follow.
 FIRST_CHUNK, SHIFT, ROW_BYTES, SOURCE, BASES = range(5)
 FIELD = 5
@@ -103,9 +103,9 @@ def _copy_row(target: int, source: int, count: int) -> None:
         copy_bytes(target, source, count)
 
 
-@jit.kernel("none", "ints", "ints", "ints", "int")
-def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
-    """For every field and every i, copy row i at the field's `SOURCE` to row rows[i] of lane lanes[i].
+@jit.kernel("none", "ints", "ints", "ints", "ints", "int")
+def write_lanes(lanes: Ints, rows: Ints, picked: Ints, record: Ints, fields: int) -> None:
+    """For every field and every i, copy row picked[i] at the field's `SOURCE` to row rows[i] of lane lanes[i].
 
     `record` has `FIELD` numbers for each of the `fields` fields, see `FIRST_CHUNK`. For every field, all
     chunks from the first to the last one that this call writes must be mapped.
@@ -120,7 +120,7 @@ def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
             for i in range(rows.size):
                 inside = (lanes[i] << bits) + (rows[i] & mask)
                 target = record[chunks + (rows[i] >> bits)] + inside * row_bytes
-                stream(target, source + i * row_bytes, row_bytes)
+                stream(target, source + picked[i] * row_bytes, row_bytes)
             continue
         for i in range(rows.size):
             ahead = min(i + _LANES_AHEAD, last)
@@ -132,7 +132,7 @@ def write_lanes(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
                 jit.prefetch(begin + row_bytes - 1)
             inside = (lanes[i] << bits) + (rows[i] & mask)
             target = record[chunks + (rows[i] >> bits)] + inside * row_bytes
-            _copy_row(target, source + i * row_bytes, row_bytes)
+            _copy_row(target, source + picked[i] * row_bytes, row_bytes)
     jit.fence()
 
 

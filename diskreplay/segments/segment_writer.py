@@ -160,11 +160,11 @@ class SegmentWriter:
         _reserve(self._value_columns, lane, row, 0, self._values)
         np.min([column.reserved for column in self._value_columns.values()], axis=0, out=self._reserved_values)
 
-    def lacks_values(self, lanes: Any) -> Any:
-        return self._values[lanes] >= self._reserved_values[lanes]
+    def lacks_values(self) -> NDArray[np.bool_]:
+        return self._values >= self._reserved_values
 
-    def reserve_next(self, lanes: Ints, count: Ints | int) -> None:
-        while len(short := lanes[self.lacks_room(lanes, count)]):
+    def reserve_next(self, lanes: NDArray[np.bool_], count: Ints | int) -> None:
+        while len(short := np.flatnonzero(lanes & self.lacks_room(count))):
             lane = int(short[0])
             self.reserve(lane, self.reserved[lane])
 
@@ -174,8 +174,8 @@ class SegmentWriter:
             self.most_rows = int(self._lane_rows.max())
         return self.most_rows + 2 <= self._least_reserved
 
-    def lacks_room(self, lanes: Ints, count: Ints | int) -> NDArray[np.bool_]:
-        return self._lane_rows[lanes] + count > self._reserved[lanes]
+    def lacks_room(self, count: Ints | int) -> NDArray[np.bool_]:
+        return self._lane_rows + count > self._reserved
 
     def rows_of(self, lanes: Ints | None) -> Ints:
         return self._lane_rows.copy() if lanes is None else self._lane_rows[lanes]
@@ -184,17 +184,32 @@ class SegmentWriter:
     def write(self, lanes: int, rows: int, fields: Named[str, Any]) -> None: ...
     @overload
     def write(
-        self, lanes: Ints | None, rows: Ints, fields: Named[str, NDArray[Any]], kernel: Kernel | None = None
+        self,
+        lanes: Ints | None,
+        rows: Ints,
+        fields: Named[str, NDArray[Any]],
+        *,
+        picked: Ints | None = None,
+        kernel: Kernel | None = None,
     ) -> None: ...
-    def write(self, lanes: Any, rows: Any, fields: Named[str, Any], kernel: Kernel | None = None) -> None:
+    def write(
+        self,
+        lanes: Any,
+        rows: Any,
+        fields: Named[str, Any],
+        *,
+        picked: Ints | None = None,
+        kernel: Kernel | None = None,
+    ) -> None:
         """Write rows in several fields; the rows must be reserved, and are invisible before `publish`.
 
         If ``lanes`` is one lane, the value of a field is an array ``(n, *shape)`` of successive rows, from row ``rows``
         on. The value may also be a single row: the row's bytes, or a number or 0-d array that fits the dtype.
 
-        If ``lanes`` is an array of lanes, or None for all lanes, the value of each field has one row per lane. ``rows``
-        has the number of the row to write in each lane: one of the lane's next two rows. ``kernel`` is
-        `kernels.copying.write_lanes` or None; it writes many lanes at once in the fields that are mapped.
+        If ``lanes`` is an array of lanes, or None for all lanes, one row is written to each lane: row ``picked[i]`` of
+        a field's value to row ``rows[i]`` of the lane, which is one of the lane's next two rows. Without ``picked``,
+        the value of each field has one row per lane. ``kernel`` is `kernels.copying.write_lanes` or None; it writes
+        many lanes at once in the fields that are mapped.
 
         Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
         """
@@ -207,7 +222,7 @@ class SegmentWriter:
                     column.write_row(lanes, rows, value)
             return
         if kernel is not None and len(rows) > CLOSE_LANES:
-            fields = self._write_mapped(self.every_lane if lanes is None else lanes, rows, fields, kernel)
+            fields = self._write_mapped(lanes, rows, fields, picked, kernel)
             if not fields:
                 return
         window = self._find_window()
@@ -215,29 +230,32 @@ class SegmentWriter:
         base_before = at = None
         for leaf, value in fields.items():
             column = self.columns[leaf]
+            items = column.items(value) if picked is None else column.items(value)[picked]
             if leaf in window:
                 chunk, base = window[leaf]
                 if base is not base_before:
                     base_before, at = base, rows + (base if lanes is None else base[lanes])
-                chunk[at] = column.items(value)
+                chunk[at] = items
                 continue
             if column.shift not in places:
                 places[column.shift] = find_places(self.every_lane if lanes is None else lanes, rows, column.shift)
-            column.write_lanes(places[column.shift], column.items(value))
+            column.write_lanes(places[column.shift], items)
 
     def _write_mapped(
-        self, lanes: Ints, rows: Ints, fields: Named[str, NDArray[Any]], kernel: Kernel
+        self, lanes: Ints | None, rows: Ints, fields: Named[str, NDArray[Any]], picked: Ints | None, kernel: Kernel
     ) -> dict[str, NDArray[Any]]:
         """Write rows with `copying.write_lanes`, and return the fields that it cannot write.
 
         These are fields with a chunk that is not mapped, or with values of another dtype, or another number of rows.
         """
-        first, last = int(rows.min()), int(rows.max())
+        lanes = self.every_lane if lanes is None else lanes
+        picked = self.every_lane[: len(rows)] if picked is None else picked
+        first, last, least = int(rows.min()), int(rows.max()), int(picked.max()) + 1
         found, others = list[tuple[Column, NDArray[Any], list[Mapping]]](), dict[str, NDArray[Any]]()
         for leaf, value in fields.items():
             column = self.columns[leaf]
             items, chunks = column.items(value), column.mapped_chunks(first, last)
-            if chunks is None or items.dtype != column.item or len(items) != len(rows):
+            if chunks is None or items.dtype != column.item or not least <= len(items) == len(value):
                 others[leaf] = value
             else:
                 found.append((column, items, chunks))
@@ -246,7 +264,7 @@ class SegmentWriter:
             place = 5 * len(found) + len(bases)
             heads += first >> column.shift, column.shift, column.row_bytes, items.ctypes.data, place
             bases += [chunk.address for chunk in chunks]
-        kernel(lanes, rows, np.array(heads + bases, np.int64), len(found))
+        kernel(lanes, rows, picked, np.array(heads + bases, np.int64), len(found))
         return others
 
     @overload

@@ -207,7 +207,7 @@ class AppendCursor:
         """Return whether `append` must return False for a step that begins or ends an episode."""
         if flags & FIRST and (flags & CUT or row >= self._begin_limit):
             return True
-        return bool(episode) and self._segment.lacks_values(0)
+        return bool(episode) and bool(self._segment.lacks_values()[0])
 
 
 def _numbers(target: Any) -> Any:

@@ -232,7 +232,7 @@ class EpisodeWriter:
         """
         return self._with_room(lambda: self._make_room(lane, obs, rows, whole, values))
 
-    def reserve_next(self, segment: SegmentWriter, lanes: Ints, count: Ints | int) -> None:
+    def reserve_next(self, segment: SegmentWriter, lanes: NDArray[np.bool_], count: Ints | int) -> None:
         self._with_room(lambda: segment.reserve_next(lanes, count))
 
     def _with_room(self, reserve: Callable[[], T]) -> T:

@@ -4,7 +4,8 @@ A few array operations write a step to all lanes. Only lanes with a special need
 by one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,10 +54,6 @@ class Step(NamedTuple):
     episode: dict[str, Array] | None
     ended: Bools
     some_end: bool
-
-    @property
-    def ending(self) -> Ints:
-        return np.flatnonzero(self.ended) if self.lanes is None else self.lanes[self.ended[self.lanes]]
 
 
 class LaneArrays:
@@ -172,6 +169,7 @@ class VectorSteps:
         self._episode_writer = writer
         count = len(writer.lanes)
         self._every: Ints = np.arange(count)
+        self._all = np.ones(count, np.bool_)
         self._state = LaneArrays(count)
         self._no_flags = np.zeros(count, np.uint8)
         self._times: Ints = np.zeros(count, np.int64)
@@ -189,17 +187,16 @@ class VectorSteps:
         # of the same time could only be hidden together.
         np.add(self._every, writer.now, out=self._times)
         writer.now += len(self._every)
-        segments = writer.rotation.open
+        segments, flags = writer.rotation.open, self._flags(step)
         if len(segments) == 1:
             segment, here = segments[0], self._places(step.lanes)
-            segment.publish(here, *self._write(segment, step.lanes, step), late=False)
+            segment.publish(here, *self._write(segment, step.lanes, step, flags), late=False)
         else:
-            lanes = self._every if step.lanes is None else step.lanes
-            home = self._state.home[lanes]
-            homes = [(x, here) for x in segments if len(here := lanes[home == x.number])]
+            chosen, home = self._chosen(step), self._state.home
+            homes = [(x, here) for x in segments if len(here := np.flatnonzero(chosen & (home == x.number)))]
             # Rows are written to all segments before any row is published: if the disk is full, the step of no lane is
             # published.
-            rows = [self._write(segment, here, step) for segment, here in homes]
+            rows = [self._write(segment, here, step, flags) for segment, here in homes]
             for i, (segment, here) in enumerate(homes):
                 segment.publish(self._places(here), *rows[i], late=i > 0)
         self._update_lanes(step)
@@ -229,6 +226,13 @@ class VectorSteps:
             ids[nowhere] = -1
         return ids
 
+    def _chosen(self, step: Step) -> Bools:
+        if step.lanes is None:
+            return self._all
+        chosen = np.zeros_like(self._all)
+        chosen[step.lanes] = True
+        return chosen
+
     def _places(self, lanes: Ints | None) -> Ints | None:
         return self._only if self._segment_per_episode else lanes
 
@@ -247,7 +251,7 @@ class VectorSteps:
             newest = writer.rotation.newest
             if newest is not None and self._needs_only_writing(newest, step):
                 if not newest.has_room():
-                    writer.reserve_next(newest, self._every if step.lanes is None else step.lanes, 2)
+                    writer.reserve_next(newest, self._chosen(step), 2)
                 return
             self._reserve_next(step)
         changes = -1
@@ -270,12 +274,11 @@ class VectorSteps:
 
     def _reserve_next(self, step: Step) -> None:
         state, rotation = self._state, self._episode_writer.rotation
-        lanes = self._every if step.lanes is None else step.lanes
+        chosen = self._chosen(step) & state.open
+        count = 2 if step.next_obs is not None else 1 + step.ended
         for segment in rotation.open:
             if not rotation.has_to_end(segment):
-                here = lanes[(state.home[lanes] == segment.number) & state.open[lanes]]
-                count = 2 if step.next_obs is not None else 1 + step.ended[here]
-                self._episode_writer.reserve_next(segment, here, count)
+                self._episode_writer.reserve_next(segment, chosen & (state.home == segment.number), count)
 
     def _in_turn(self, step: Step) -> Iterator[int]:
         """Yield the lanes for which room has to be made, in ascending order.
@@ -303,7 +306,7 @@ class VectorSteps:
         state, rotation = self._state, self._episode_writer.rotation
         if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
             return False
-        if step.some_end and step.episode and np.count_nonzero(newest.lacks_values(step.ending)):
+        if step.some_end and step.episode and np.count_nonzero(step.ended & newest.lacks_values() & self._chosen(step)):
             return False
         if (
             not state.steady
@@ -315,36 +318,34 @@ class VectorSteps:
         return discontinuous is None or (step.lanes is not None and not np.count_nonzero(discontinuous[step.lanes]))
 
     def _lanes_that_need_more(self, step: Step) -> Ints:
-        lanes = self._every if step.lanes is None else step.lanes
         if self._segment_per_episode:
-            return lanes
+            return self._every if step.lanes is None else step.lanes
         state, rotation = self._state, self._episode_writer.rotation
-        is_open, home = state.open[lanes], state.home[lanes]
         newest = rotation.newest
         open_to_episodes = newest.number if newest is not None and rotation.has_room_for_episode() else _NONE
-        found = ~is_open
-        found &= (home != open_to_episodes) | state.continues[lanes]
+        found = ~state.open & ((state.home != open_to_episodes) | state.continues)
         discontinuous = state.discontinuous(step.values)
         if discontinuous is not None:
-            found |= is_open & discontinuous[lanes]
+            found |= state.open & discontinuous
+        rows = 2 if step.next_obs is not None else 1 + step.ended
         for segment in rotation.by_number.values():
-            here = home == segment.number
+            lacks = segment.lacks_room(rows)
             if rotation.has_to_end(segment):
-                found |= is_open & here
-            rows = 2 if step.next_obs is not None else 1 + step.ended[lanes[here]]
-            found[here] |= segment.lacks_room(lanes[here], rows)
+                lacks |= state.open
             if step.some_end and step.episode:
-                found[here] |= step.ended[lanes[here]] & segment.lacks_values(lanes[here])
-        return lanes[found]
+                lacks |= step.ended & segment.lacks_values()
+            found |= lacks & (state.home == segment.number)
+        return np.flatnonzero(found & self._chosen(step))
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _write(
-        self, segment: SegmentWriter, lanes: Ints | None, step: Step
+        self, segment: SegmentWriter, lanes: Ints | None, step: Step, flags: NDArray[np.uint8]
     ) -> tuple[Ints, int, bool | NDArray[np.bool_], Ints | None]:
         """Write a step to reserved rows of some lanes of one segment (None: all lanes), without publishing the step.
 
-        Returns the arguments of `SegmentWriter.publish` that follow ``lanes``.
+        ``flags`` has the flags of every lane's row; see `_flags`. Returns the arguments of `SegmentWriter.publish` that
+        follow ``lanes``.
         """
         writer = self._episode_writer
         at = self._places(lanes)
@@ -353,39 +354,37 @@ class VectorSteps:
         some_end, valued = step.some_end and bool(np.count_nonzero(ended)), None
         if some_end:
             ends = np.flatnonzero(ended)
-            last_at = ends if at is None else at[ends]
+            last, last_at = (ends if chosen is None else chosen[ends] for chosen in (lanes, at))
             if step.episode:
-                last, valued = ends if lanes is None else lanes[ends], last_at
+                valued = last_at
                 segment.write_values(valued, {leaf: value[last] for leaf, value in step.episode.items()})
-        flags = self._flags(lanes, some_end, step)
+        write = partial(segment.write, picked=lanes, kernel=if_made(STEP_KERNEL))
         values = self._observations(segment, lanes, rows, step)
-        values |= zip(writer.rest, _of(lanes, step.values[writer.obs_count :]), strict=True)
-        (times,) = _of(lanes, [self._times])
-        values[layout.DONE], values[layout.TIME] = flags, times
+        values |= zip(writer.rest, step.values[writer.obs_count :], strict=True)
+        values[layout.DONE], values[layout.TIME] = flags, self._times
         if step.next_obs is None:
             if valued is not None:
-                flags[ends] |= EPISODE_VALUES
-            segment.write(at, rows, values, if_made(STEP_KERNEL))
+                flags[last] |= EPISODE_VALUES
+            write(at, rows, values)
             rows += 1
             return rows, len(rows), False, valued
-        segment.write(at, rows, values, if_made(STEP_KERNEL))
+        write(at, rows, values)
         rows += 1
-        next_obs = dict(zip(writer.columns, _of(lanes, step.next_obs), strict=False))
-        segment.write(at, rows, next_obs, if_made(STEP_KERNEL))
+        write(at, rows, dict(zip(writer.columns, step.next_obs, strict=False)))
         if not some_end:
             return rows, len(rows), True, None
         flags_behind = final_flags(True, True, valued is not None)
-        writer.write_final(segment, last_at, rows[ends], flags_behind, {layout.TIME: times[ends]})
+        writer.write_final(segment, last_at, rows[ends], flags_behind, {layout.TIME: self._times[last]})
         rows += ended
         return rows, len(rows) + len(ends), ~ended, valued
 
-    def _flags(self, lanes: Ints | None, some_end: bool, step: Step) -> NDArray[np.uint8]:
+    def _flags(self, step: Step) -> NDArray[np.uint8]:
+        """Return the flags of every lane's row; those of a lane that is not in ``step.lanes`` are arbitrary."""
         state = self._state
-        is_open = state.open if lanes is None else state.open[lanes]
-        if not some_end and (state.steady or np.count_nonzero(is_open) == len(is_open)):
-            return self._no_flags[: len(is_open)]
-        continues, ends, cuts = _of(lanes, (state.continues, step.ends, step.cuts))
-        return step_flags(*(part.view(np.uint8) for part in (~is_open, continues, ends, cuts)))
+        if not step.some_end and (state.steady or np.count_nonzero(state.open) == len(state.open)):
+            return self._no_flags
+        parts = ~state.open, state.continues, step.ends, step.cuts
+        return step_flags(*(part.view(np.uint8) for part in parts))
 
     def _observations(self, segment: SegmentWriter, lanes: Ints | None, rows: Ints, step: Step) -> dict[str, Array]:
         """Return the observations to write to all of these rows. If only some rows have none yet, write those here."""
@@ -395,15 +394,13 @@ class VectorSteps:
         count = np.count_nonzero(known)
         if count == len(known):
             return {}
-        at = lanes
-        if count:
-            fresh = np.flatnonzero(~known)
-            at, rows = fresh if lanes is None else lanes[fresh], rows[fresh]
-        observations = _of(at, step.values[: self._episode_writer.obs_count])
-        fields = dict(zip(self._episode_writer.columns, observations, strict=False))
+        writer = self._episode_writer
+        fields = dict(zip(writer.columns, step.values[: writer.obs_count], strict=False))
         if not count:
             return fields
-        segment.write(self._places(at), rows, fields, if_made(STEP_KERNEL))
+        fresh = np.flatnonzero(~known)
+        at = fresh if lanes is None else lanes[fresh]
+        segment.write(self._places(at), rows[fresh], fields, picked=at, kernel=if_made(STEP_KERNEL))
         return {}
 
     def _update_lanes(self, step: Step) -> None:
@@ -418,10 +415,6 @@ class VectorSteps:
         state.continues[chosen] = False
         state.known[chosen] = going_on if step.next_obs is not None else False
         state.steady = step.lanes is None and step.next_obs is not None and not step.some_end
-
-
-def _of(lanes: Ints | None, values: Sequence[Array]) -> Sequence[Array]:
-    return values if lanes is None else [value[lanes] for value in values]
 
 
 def as_item(leaf: str, value: Any) -> Any:

@@ -21,10 +21,10 @@ def copy_runs_plain(record: Ints, line: Ints, runs: Ints, columns: int, out: int
     return -1
 
 
-def write_lanes_plain(lanes: Ints, rows: Ints, record: Ints, fields: int) -> None:
+def write_lanes_plain(lanes: Ints, rows: Ints, picked: Ints, record: Ints, fields: int) -> None:
     """Do what `write_lanes` does, lane after lane."""
     for first, shift, row_bytes, source, bases in record[: fields * FIELD].reshape(fields, FIELD).tolist():
-        for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
+        for lane, row, i in zip(lanes.tolist(), rows.tolist(), picked.tolist(), strict=True):
             chunk, inside = divmod(row, 1 << shift)
             target = int(record[bases + chunk - first]) + ((lane << shift) + inside) * row_bytes
             ctypes.memmove(target, source + i * row_bytes, row_bytes)
