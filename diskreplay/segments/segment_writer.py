@@ -251,7 +251,8 @@ class SegmentWriter:
         lanes = self.every_lane if lanes is None else lanes
         picked = self.every_lane[: len(rows)] if picked is None else picked
         first, last, least = int(rows.min()), int(rows.max()), int(picked.max()) + 1
-        found, others = list[tuple[Column, NDArray[Any], list[Mapping]]](), dict[str, NDArray[Any]]()
+        found: list[tuple[Column, NDArray[Any], list[Mapping]]] = []
+        others: dict[str, NDArray[Any]] = {}
         for leaf, value in fields.items():
             column = self.columns[leaf]
             items, chunks = column.items(value), column.mapped_chunks(first, last)
@@ -259,7 +260,8 @@ class SegmentWriter:
                 others[leaf] = value
             else:
                 found.append((column, items, chunks))
-        heads, bases = list[int](), list[int]()
+        heads: list[int] = []
+        bases: list[int] = []
         for column, items, chunks in found:
             place = 5 * len(found) + len(bases)
             heads += first >> column.shift, column.shift, column.row_bytes, items.ctypes.data, place
