@@ -270,8 +270,8 @@ class Population:
         self._seen = 0  # The number of episodes in the snapshot's `log` that were read.
         self._partly = _NO_PARTLY  # The first id, stride, count and time of partially hidden runs.
         self._oldest_new = NEVER  # The time when the oldest episode of the second region began.
-        self._oldest: Ints | None = None
         self._reached = 0
+        self._unreached = 0  # `_hide` finds no new runs while `_reached` is at most this time.
         self._main_index: LaneIndex | None = None
         self._rest_index: LaneIndex | None = None
         self._is_sorted = True  # Whether the first region is sorted by the start times of episodes.
@@ -303,11 +303,10 @@ class Population:
         self.snapshot = None  # if this call is interrupted, the next refresh reads everything again
         if self._crossing is not None and still_open is not None:
             ended, still_open = self._crossing.update(snapshot, found, ended, still_open, is_fresh)
-        oldest = snapshot.oldest
-        hides, self._oldest, self._reached, self._seen = oldest is not self._oldest, oldest, snapshot.reached, seen
-        if hides or ended is not None:
+        self._reached, self._seen = snapshot.reached, seen
+        if ended is not None or self._reached > self._unreached:
             self._add_and_hide(snapshot, ended, is_fresh)
-        kind, left = RUNS if self._looks_at_open else RUNS_AND_OPEN, self._partly
+        kind, left = RUNS_AND_OPEN if still_open is None else RUNS, self._partly
         end = self._write_starts(snapshot, left, kind, self._ended)
         if end < 0:  # some runs are wholly hidden now
             end = ~end
@@ -429,26 +428,28 @@ class Population:
 
         Returns whether any run was moved.
         """
-        reached = self._reached
+        reached, self._unreached = self._reached, 0
         if not reached:
             return False
         if not self._is_sorted:
             self._sort()
         is_reached = self._hide_first(reached)
-        if self._oldest_new >= reached:
-            return is_reached
-        if self._main - self._hidden <= self._ended - self._main:
-            self._merge()
-            self._hide_first(reached)
-            return True
-        newer = TimedRuns(*self._block.slice(self._main, self._ended))
-        is_old = newer.time < reached
-        self._partly = np.append(self._partly, np.stack(keep(newer, is_old)), axis=1)
-        left = keep(newer, ~is_old)
-        self._ended = self._block.write(self._main, left)
-        self._rewrites += 1
-        self._oldest_new = int(left.time.min(initial=NEVER))
-        return True
+        if self._oldest_new < reached:
+            is_reached = True
+            if self._main - self._hidden <= self._ended - self._main:
+                self._merge()
+                self._hide_first(reached)
+            else:
+                newer = TimedRuns(*self._block.slice(self._main, self._ended))
+                is_old = newer.time < reached
+                self._partly = np.append(self._partly, np.stack(keep(newer, is_old)), axis=1)
+                left = keep(newer, ~is_old)
+                self._ended = self._block.write(self._main, left)
+                self._rewrites += 1
+                self._oldest_new = int(left.time.min(initial=NEVER))
+        oldest = self._block.time_of(self._hidden) if self._hidden < self._main else NEVER
+        self._unreached = min(oldest, self._oldest_new)
+        return is_reached
 
     def _hide_first(self, reached: int) -> bool:
         hidden = self._hidden

@@ -146,9 +146,6 @@ class CapacityFrontier:
         some = open_start >= 0
         return int(np.maximum(self.oldest[some] - open_start[some], 0).sum())
 
-    def replace_oldest(self) -> None:
-        self.oldest, self.newer = self.newer, np.empty(len(self.newer), np.int64)  # OLDEST_AT is set by the kernel
-
     def make_ready(self) -> None:
         self._by_place = _places(self.oldest)
         self._heap = np.zeros((2 * len(self.oldest), hiding.HEAP_COLUMNS), np.int64)
@@ -322,7 +319,8 @@ class LiveLanes:
         if not (changes := found[following.CHANGED]):
             return None
         if changes & following.HIDDEN:
-            frontier.replace_oldest()
+            # The kernel has set OLDEST_AT.
+            frontier.oldest, frontier.newer = frontier.newer, np.empty(len(frontier.newer), np.int64)
         self._record = np.empty(len(record), np.int64)
         return record
 
