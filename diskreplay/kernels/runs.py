@@ -350,3 +350,18 @@ def starts(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) -> int
                 at += 1
                 block[BEFORE, _at(at)] = block[BEFORE, to] + some
     return at ^ gone
+
+
+@jit.kernel("none", "ints2", "out_ints2")
+def fill_grid(runs: Ints, grid: Ints) -> None:
+    """Write the ids of runs to a grid: column by column, each column from its first row to its last row.
+
+    `runs`, (3, n), has the rows FIRST, STRIDE and COUNT of a block. The runs have an id for each place of the grid.
+    """
+    row = column = 0
+    for i in range(runs.shape[1]):
+        for j in range(runs[COUNT, i]):
+            grid[row, column] = runs[FIRST, i] + j * runs[STRIDE, i]
+            row += 1
+            if row == grid.shape[0]:
+                row, column = 0, column + 1

@@ -22,6 +22,7 @@ MODULES = {
     "copy_runs": "copying",
     "discounted": "returns",
     "draw": "priorities",
+    "fill_grid": "runs",
     "find_windows": "gathering",
     "follow": "following",
     "freeze": "advance",

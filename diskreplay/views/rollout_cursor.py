@@ -14,6 +14,7 @@ from diskreplay.distributions.snapshot import EpisodeFilter, Snapshot
 from diskreplay.errors import NotEnoughData
 from diskreplay.ids import CONTINUES, CUT, OBSERVATION_ONLY, OPEN, TERMINATED, TRUNCATED, EpisodeTable, Ints
 from diskreplay.kernels.runs import IdRuns, id_blocks, without_hidden
+from diskreplay.kernels.table import get_kernel
 from diskreplay.reading.snapshot import LANE_BITS, LaneMap, is_abandoned, writer_and_lane
 
 _NO_LANES: Ints = np.zeros(0, np.int64)
@@ -136,8 +137,8 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
     full = total >= num_steps
     lane = np.repeat(np.arange(len(keys)), np.diff(np.append(begin, len(count))))
     taken = np.where(full[lane], np.clip(num_steps - (ends - count - before[lane]), 0, count), 0)
-    within = np.arange(taken.sum()) - np.repeat(np.cumsum(taken) - taken, taken)
-    ids = (np.repeat(first, taken) + within * np.repeat(stride, taken)).reshape(-1, num_steps).T
+    ids = np.empty((num_steps, np.count_nonzero(full)), np.int64)
+    get_kernel("fill_grid")(np.stack([first, stride, taken]), ids)
     has = np.zeros(len(growing), np.int64)
     _, at, of = np.intersect1d(growing, keys, assume_unique=True, return_indices=True)
     has[at] = total[of]
@@ -299,8 +300,11 @@ class RolloutCursor(Owned):
         last = every.episodes.first + (every.episodes.steps - 1) * every.episodes.stride
         self._ended = every.select(last >= np.maximum(self._seen.of(every.key), snapshot.least_ids(last)))
         self._read = len(snapshot.log)
+        episodes, before = self._ended.with_others(still_open).in_order(), self._current
+        if before is not None and before.snapshot.segments is snapshot.segments:  # the same lanes, of the same writers
+            return before._replace(snapshot=snapshot, by_lane=episodes)
         lanes, growing = (keys[self._is_in_share(keys)] for keys in (self._lanes.keys, self._lanes.growing(snapshot)))
-        return _SnapshotLanes(snapshot, self._ended.with_others(still_open).in_order(), lanes, growing)
+        return _SnapshotLanes(snapshot, episodes, lanes, growing)
 
     def _episodes_of_share(self, episodes: EpisodeTable) -> LaneEpisodes:
         key = self._lanes.key[self._lanes.places(episodes.first)]

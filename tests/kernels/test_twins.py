@@ -42,10 +42,10 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advance", "advance_hiding", "advise", "copy_runs", "discounted", "draw", "find_windows", "follow", "freeze",
-        "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "largest_given", "locate", "nstep",
-        "powers", "random_ids", "starts", "stream", "sumtree_find", "sumtree_set", "sync_priorities", "update",
-        "weights", "write_lanes",
+        "advance", "advance_hiding", "advise", "copy_runs", "discounted", "draw", "fill_grid", "find_windows",
+        "follow", "freeze", "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "largest_given", "locate",
+        "nstep", "powers", "random_ids", "starts", "stream", "sumtree_find", "sumtree_set", "sync_priorities",
+        "update", "weights", "write_lanes",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert isfunction(fast) == is_disabled()
@@ -300,6 +300,14 @@ def test_copy_runs(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> N
     assert fast_bad == plain_bad
     if fast_bad < 0:
         np.testing.assert_array_equal(fast, plain)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(1, 9), st.integers(0, 9))), st.integers(1, 5))
+def test_fill_grid(runs: list[tuple[int, int, int]], steps: int) -> None:
+    runs.append((5, 3, -sum(count for *_, count in runs) % steps))  # ids for whole columns
+    table = np.ascontiguousarray(np.array(runs, np.int64).T)
+    fast, plain = both("fill_grid", (table,), (np.zeros((steps, int(table[2].sum()) // steps), np.int64),))
+    np.testing.assert_array_equal(fast[1], plain[1])
 
 
 @given(st.integers(1, 5), st.lists(st.sampled_from((1, 4, 8, 12, 64, 192, 200)), min_size=1, max_size=3), seeds)

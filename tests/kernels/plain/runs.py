@@ -47,6 +47,12 @@ def starts_plain(given: Ints, kind: int, snapshot: Ints, record: Ints, at: int) 
     return end if is_whole else ~end
 
 
+def fill_grid_plain(runs: Ints, grid: Ints) -> None:
+    """Do what `fill_grid` does, with the ids of all runs in one array."""
+    ids = [np.arange(count) * stride + first for first, stride, count in runs.T.tolist()]
+    grid[:] = np.concatenate([np.zeros(0, np.int64), *ids]).reshape(grid.shape[::-1]).T
+
+
 def starting_runs(starts: Starts, episodes: EpisodeTable, visible: Visible = ALL_VISIBLE) -> TimedRuns:
     """Return the ids at which samples of these episodes start: one run an episode, or two where one is moved."""
     first, stride, steps, obs_rows, end, time = episodes.lines.T
