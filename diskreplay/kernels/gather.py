@@ -26,7 +26,8 @@ from . import frozen, gathering as cols, jit
 from .copying import WIDE, stream
 from .gathering import Bytes, find_windows
 from .huge_pages import CACHE_LINE
-from .jit import copy_bytes, load_byte, load_int, number_of, prefetch, store_byte, store_float32
+from .jit import copy_bytes, load_int, number_of, prefetch, store_byte, store_float32
+from .returns import number_at
 
 _at = np.uint64
 # The number of items whose rows are prefetched and then copied together. With more items, the first prefetched rows
@@ -171,29 +172,6 @@ def _copy(windows: Ints, plan: Ints, leaf: int, out: int, streamed: int, left: i
 
 
 @jit.inner
-def _number(address: int, kind: int, width: int) -> float:
-    """Return, as a float64, the number that is stored in `width` bytes at an address; `kind` is an index in `KINDS`."""
-    if kind == 0 and width == 4:
-        return np.float64(jit.load_float32(address))
-    if kind == 0 and width == 8:
-        return jit.load_float64(address)
-    bits = 0
-    for at in range(width):
-        bits |= load_byte(address + at) << (8 * at)
-    if kind == 1:
-        return np.float64((bits << (64 - 8 * width)) >> (64 - 8 * width))
-    if kind == 2:
-        return np.float64(np.uint64(bits))
-    exponent, mantissa = bits >> 10 & 31, bits & 1023
-    # A denormal float16 is a multiple of 2 ** -24. Any other float16 becomes a float64 with the same exponent and
-    # mantissa.
-    size = mantissa * 2.0**-24
-    if exponent > 0:
-        size = number_of((2047 if exponent == 31 else exponent + 1008) << 52 | mantissa << 42)
-    return -size if bits >> 15 else size
-
-
-@jit.inner
 def _sum(
     windows: Ints, ends: Bytes, plan: Ints, record: Ints, addresses: Ints, begin: int, count: int, missing: int,
     sources: Ints,
@@ -226,7 +204,7 @@ def _sum(
                 r = 0.0
                 for leaf in range(copied, plan.shape[0]):
                     width = plan[leaf, cols.ROW_BYTES]
-                    x = _number(sources[_at(leaf), item] + j * width, plan[leaf, cols.KIND], width)
+                    x = number_at(sources[_at(leaf), item] + j * width, plan[leaf, cols.KIND], width)
                     x *= number_of(plan[leaf, cols.FACTOR])
                     if leaf < summed:
                         r += x

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from diskreplay.ids import TERMINATED, TRUNCATED, Floats, Ints
 
 from . import jit
+from .jit import load_byte, number_of, store_float32
 
 
 @jit.kernel("none", "floats", "ints", "floats", "float", "out_floats")
@@ -42,39 +43,96 @@ def nstep(r: Floats, k: Ints, gamma: float, reward: NDArray[np.float32]) -> None
         reward[i] = total
 
 
-@jit.kernel(
-    "none", "floats2", "floats2", "floats2", "bytes2", "floats2", "float", "float", "out_floats", "out_floats32_2",
-    "out_floats32_2",
-)  # fmt: skip
-def gae(
-    r: Floats,
-    value: Floats,
-    next_value: Floats,
-    ends: NDArray[np.uint8],
-    discounts: Floats,
-    gamma: float,
-    gae_lambda: float,
-    carry: Floats,
-    advantage: NDArray[np.float32],
-    ret: NDArray[np.float32],
-) -> None:
-    """Write the advantage of each step to `advantage`, and the sum of the advantage and `value` to `ret`.
+@jit.inner
+def number_at(address: int, kind: int, width: int) -> float:
+    """Return, as a float64, the number in `width` bytes at an address; `kind` is an index in `gathering.KINDS`."""
+    if kind == 0 and width == 4:
+        return np.float64(jit.load_float32(address))
+    if kind == 0 and width == 8:
+        return jit.load_float64(address)
+    bits = 0
+    for at in range(width):
+        bits |= load_byte(address + at) << (8 * at)
+    if kind == 1:
+        return np.float64((bits << (64 - 8 * width)) >> (64 - 8 * width))
+    if kind == 2:
+        return np.float64(np.uint64(bits))
+    exponent, mantissa = bits >> 10 & 31, bits & 1023
+    # A denormal float16 is a multiple of 2 ** -24. Any other float16 becomes a float64 with the same exponent and
+    # mantissa.
+    size = mantissa * 2.0**-24
+    if exponent > 0:
+        size = number_of((2047 if exponent == 31 else exponent + 1008) << 52 | mantissa << 42)
+    return -size if bits >> 15 else size
 
-    Arrays are (steps, columns); a column has successive steps. `ends` has the flags of each step. At a TERMINATED step,
-    the next value counts as 0. At a TRUNCATED step, and at the last step of a column, the next value counts, but
-    later deltas do not. `next_value` is V of each step's next observation; it is not read for a terminated step. The
-    environment's `discounts` multiply gamma; the array is empty if the environment gives no discounts. `carry` is
-    scratch memory, (columns,).
+
+# Lines of the table `fields` of `gae`. The lines from SUMMANDS on are for the fields whose weighted sum is the reward.
+VALUE, NEXT_VALUE, DISCOUNT, SUMMANDS = range(4)
+# Columns of the table.
+# - ADDRESS: the address of the field's values for all steps, 0 without such a field.
+# - KIND, WIDTH: the arguments of `number_at` with these names.
+# - FACTOR: the bits of a float64 by which each value is multiplied.
+ADDRESS, KIND, WIDTH, FACTOR = range(4)
+FIELD_COLUMNS = 4
+# Rows of the scratch memory of `gae`. REWARDS, ADVANTAGES and RETURNS are also the indices of the results in `out`. Two
+# rows from VALUES on have the values of a step and of the next step; they change places from step to step.
+REWARDS, ADVANTAGES, RETURNS, DISCOUNTS, VALUES = range(5)
+SCRATCH_ROWS = 6
+
+
+@jit.inner
+def _read_row(fields: Ints, line: int, first: int, row: Floats) -> None:
+    """Add a field's values, times FACTOR, at step `first` and at the following steps to a row of numbers."""
+    address, kind, width = fields[line, ADDRESS], fields[line, KIND], fields[line, WIDTH]
+    factor = number_of(fields[line, FACTOR])
+    if kind == 0 and width == 4:
+        for n in range(row.size):
+            row[n] += np.float64(jit.load_float32(address + 4 * (first + n))) * factor
+    else:
+        for n in range(row.size):
+            row[n] += number_at(address + width * (first + n), kind, width) * factor
+
+
+@jit.kernel("none", "ints2", "bytes2", "floats2", "float", "float", "out_floats2", "ints")
+def gae(
+    fields: Ints, ends: NDArray[np.uint8], bootstraps: Floats, gamma: float, gae_lambda: float, scratch: Floats,
+    out: Ints,
+) -> None:  # fmt: skip
+    """Write the reward, the advantage, and the sum of advantage and value of each step to the addresses in `out`.
+
+    Results for an address of 0 are not written. Arrays are (steps, columns); a column has successive steps. `fields`
+    describes the stored fields, see `VALUE`. `ends` has the flags of each step. V of a step's next observation is
+
+    - 0 at a TERMINATED step,
+    - else the step's number in `bootstraps` at a TRUNCATED step, and at the last step of a column,
+    - else the step's NEXT_VALUE, or without this field, the VALUE of the column's next step.
+
+    Later deltas do not count at TERMINATED and TRUNCATED steps. The environment's DISCOUNT of each step, if there is
+    such a field, multiplies gamma. `scratch` is (`SCRATCH_ROWS`, columns).
     """
-    steps, columns = r.shape
-    discounted = discounts.size > 0
-    carry[:] = 0.0
+    steps, columns = ends.shape
+    scratch[:] = 0.0
+    scratch[DISCOUNTS] = 1.0
     for t in range(steps - 1, -1, -1):
+        first, now, behind = t * columns, VALUES + (t & 1), VALUES + 1 - (t & 1)
+        scratch[REWARDS] = scratch[now] = 0.0
+        for line in range(SUMMANDS, fields.shape[0]):
+            _read_row(fields, line, first, scratch[REWARDS])
+        _read_row(fields, VALUE, first, scratch[now])
+        for line, row in ((NEXT_VALUE, behind), (DISCOUNT, DISCOUNTS)):
+            if fields[line, ADDRESS] != 0:
+                scratch[row] = 0.0
+                _read_row(fields, line, first, scratch[row])
         for n in range(columns):
-            following = 0.0 if ends[t, n] & TERMINATED else next_value[t, n]
-            behind = 0.0 if ends[t, n] & (TERMINATED | TRUNCATED) else carry[n]
-            discount = gamma * discounts[t, n] if discounted else gamma
-            delta = r[t, n] + discount * following - value[t, n]
-            carry[n] = delta + discount * gae_lambda * behind
-            advantage[t, n] = carry[n]
-            ret[t, n] = carry[n] + value[t, n]
+            following, after = scratch[behind, n], scratch[ADVANTAGES, n]
+            if ends[t, n] & TERMINATED:
+                following = after = 0.0
+            elif ends[t, n] & TRUNCATED or t == steps - 1:
+                following, after = bootstraps[t, n], 0.0
+            discount, value = gamma * scratch[DISCOUNTS, n], scratch[now, n]
+            delta = scratch[REWARDS, n] + discount * following - value
+            scratch[ADVANTAGES, n] = delta + discount * gae_lambda * after
+            scratch[RETURNS, n] = scratch[ADVANTAGES, n] + value
+        for row in range(RETURNS + 1):
+            for n in range(columns if out[row] != 0 else 0):
+                store_float32(out[row] + 4 * (first + n), np.float32(scratch[row, n]))

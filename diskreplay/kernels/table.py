@@ -23,6 +23,7 @@ MODULES = {
     "discounted": "returns",
     "draw": "priorities",
     "fill_grid": "runs",
+    "find_runs": "copying",
     "find_windows": "gathering",
     "follow": "following",
     "freeze": "advance",

@@ -6,6 +6,7 @@ whose successor is not the next step of its column. The reader bootstraps at the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from numpy.typing import NDArray
 from diskreplay.distributions.number_arguments import fraction, int_argument
 from diskreplay.distributions.snapshot import EpisodeFilter
 from diskreplay.errors import InvalidIndex, ReplayError
-from diskreplay.ids import FIRST, NO_STEP, POSITION_BITS, TERMINATED, TRUNCATED, Floats, Ints
-from diskreplay.kernels.copying import COUNT, ITEM, LANE, ROW, RUN_ROWS, SLOT
+from diskreplay.ids import FIRST, NO_STEP, TERMINATED, TRUNCATED, Floats, Ints
+from diskreplay.kernels.copying import COUNT, ITEM, LANE, NEWEST_ROWS, ROW, RUN_COLUMNS, SLOT
+from diskreplay.kernels.gathering import KINDS
+from diskreplay.kernels.returns import ADDRESS, FIELD_COLUMNS, KIND, SCRATCH_ROWS
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.kernels.table import get_kernel
+from diskreplay.reading import chunk_budget
 from diskreplay.reading.snapshot import Snapshot
 from diskreplay.schema.schema import Schema
 from diskreplay.views.arguments import (
@@ -28,7 +32,6 @@ from diskreplay.views.arguments import (
     reward_leaves,
     scalar_leaf,
     stack_depths,
-    weighed,
     weights_or_none,
 )
 from diskreplay.views.base import (
@@ -43,6 +46,7 @@ from diskreplay.views.base import (
     View,
     copying,
     nested,
+    offsets,
     select,
     tuple_fields,
 )
@@ -63,10 +67,7 @@ from diskreplay.views.windows import (
     wide_pages,
 )
 
-Floats32 = NDArray[np.float32]
-
 ESTIMATES = ("advantage", "ret")
-NO_DISCOUNTS: Floats = np.zeros((0, 0))
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,65 +189,48 @@ class Rollouts(View):
 
 
 class StepRuns:
-    """A grid of ids, (n, columns), divided into runs. A run is successive rows of one lane.
+    """A grid of ids, (n, columns), divided into runs. A run is successive rows of one lane, for one column.
 
-    `find` returns the windows of ids, or raises an error that names an invalid id. `last`, (n, columns) bool, is True
-    for the last step of each run.
+    `last`, (n, columns) bool, is True for the last step of each run. Raises the error that `refuse` returns for an id
+    that is not the id of a visible row.
     """
 
-    def __init__(self, snapshot: Snapshot, grid: Ints, find: Callable[[Ints], Windows]) -> None:
+    def __init__(self, snapshot: Snapshot, grid: Ints, refuse: Callable[[int], InvalidIndex]) -> None:
         self._snapshot, self._columns = snapshot, grid.shape[1]
-        slot = np.clip((grid[0] >> POSITION_BITS) - snapshot.origin, 0, len(snapshot.lanes))
-        width = np.append(snapshot.lanes, 0)[slot]
-        first = np.ones(grid.shape, np.bool_)
-        np.not_equal(grid[1:] - grid[:-1], width, out=first[1:])
-        # If segments have different numbers of lanes, ids may not show where runs begin. In that case, each step
-        # becomes a run.
-        if not self._take(grid, first, find):
-            self._take(grid, np.ones(grid.shape, np.bool_), find)
+        runs = np.empty((grid.size, RUN_COLUMNS), np.int64)
+        count = get_kernel("find_runs")(grid, snapshot.record, runs, np.empty((NEWEST_ROWS, self._columns), np.int64))
+        if count < 0:
+            raise refuse(int(grid.flat[-1 - count]))
+        self._runs = runs[:count]
+        self.last = np.zeros(grid.shape, np.bool_)
+        self.last.ravel()[self._runs[:, ITEM] + (self._runs[:, COUNT] - 1) * self._columns] = True
 
-    def _take(self, grid: Ints, first: Bools, find: Callable[[Ints], Windows]) -> bool:
-        """Begin a run wherever `first` is True; return False if a run is not successive rows of one lane."""
-        self.last = np.ones(grid.shape, np.bool_)
-        self.last[:-1] = first[1:]
-        # The runs are listed column by column: successive columns are often lanes with neighbouring rows in memory.
-        begin, end = np.flatnonzero(first.T), np.flatnonzero(self.last.T)
-        column, number = np.divmod(begin, len(grid))
-        count = end - begin + 1
-        runs, found = len(begin), find(np.append(grid[number, column], grid[number + count - 1, column]))
-        self._runs = np.empty((RUN_ROWS, runs), np.int64)
-        self._runs[SLOT], self._runs[LANE], self._runs[ROW] = found.slot[:runs], found.lane[:runs], found.row[:runs]
-        self._runs[COUNT], self._runs[ITEM] = count, number * self._columns + column
-        is_lane = (found.slot[:runs] == found.slot[runs:]) & (found.lane[:runs] == found.lane[runs:])
-        return bool((is_lane & (found.row[runs:] - found.row[:runs] + 1 == count)).all())
-
-    def copy(self, leaf: str, out: NDArray[Any], threads: CopyThreads | None = None) -> None:
-        """Copy the values of a leaf for all steps to `out`, an array of the leaf's dtype, (n * columns, *shape).
+    def copy(self, arrays: Mapping[str, NDArray[Any]], threads: CopyThreads | None) -> None:
+        """Copy the values of leaves for all steps to `arrays`, by leaf: each is (n * columns, *shape), of its dtype.
 
         Raises SegmentGone if a segment was evicted, and FormatError if a chunk is missing.
         """
-        snapshot, table, kernel = self._snapshot, self._snapshot.leaf(leaf), get_kernel("copy_runs")
-        slot, lane, first = self._runs[[SLOT, LANE, ROW]]
+        snapshot, kernel, size = self._snapshot, get_kernel("copy_runs"), sum(out.nbytes for out in arrays.values())
+        slot, lane, first, count = (self._runs[:, column] for column in (SLOT, LANE, ROW, COUNT))
+        addresses = np.array([out.ctypes.data for out in arrays.values()])
         bad = -1
         for _ in range(ATTEMPTS):
             with snapshot.tables.lock:  # other threads cannot unmap chunks to make room while the lock is held
-                table.ensure(slot, lane, first, first + self._runs[COUNT] - 1)
-                held, ((line, arrays),) = snapshot.tables.lines([leaf])
-            arguments = snapshot.record, line, self._runs, self._columns, out.ctypes.data
-            work = copying((held, arrays, snapshot, out), kernel, *arguments)
-            if threads is None or out.nbytes < threads.least:
-                bad = work(0, len(slot))
+                since = chunk_budget.now()
+                for leaf in arrays:
+                    snapshot.leaf(leaf).ensure(slot, lane, first, first + count - 1, since)
+                guard, tables = snapshot.tables.lines(arrays)
+            lines = np.stack([line for line, _ in tables])
+            numbers = snapshot.record, lines, addresses, self._runs, self._columns
+            work = copying((guard, tables, snapshot, *arrays.values()), kernel, *numbers)
+            if threads is None or size < threads.least:
+                bad = work(0, len(self._runs))
             else:
-                bad = threads.copy(threads.parts(out.nbytes), len(slot), work)
+                bad = threads.copy(threads.parts(size), len(self._runs), work)
             if bad < 0:
                 return
-        raise missing_chunk(snapshot, leaf, slot[bad], lane[bad], first[bad])
-
-    def values(self, leaf: str) -> NDArray[Any]:
-        table = self._snapshot.leaf(leaf)
-        out = np.empty((self.last.size, *table.shape), table.dtype)
-        self.copy(leaf, out)
-        return out
+        number, run = divmod(bad, len(self._runs))
+        raise missing_chunk(snapshot, list(arrays)[number], slot[run], lane[run], first[run])
 
 
 class RolloutsReader(Reader):
@@ -261,13 +245,17 @@ class RolloutsReader(Reader):
         self._view, self._tuples = view, tuple_fields(["obs"], schema)
         self._rewards = reward_leaves(schema, view.reward)
         value = scalar_leaf(schema, "value", view.value)
-        numbers = [*(leaf for leaf, *_ in self._rewards), value]
-        if view.next_value is not None:
-            numbers.append(scalar_leaf(schema, "next_value", view.next_value))
+        self._next_value = None if view.next_value is None else scalar_leaf(schema, "next_value", view.next_value)
         discount = discount_leaf(schema, view.discount)
-        if discount is not None:
-            numbers.append(discount[0])
-        self._numbers, self._values = numbers, row_plan([value])
+        # The leaves that the kernel `gae` reads, each with its line in the table `fields` of the kernel.
+        weights = [(value, 1.0), (self._next_value, 1.0), (discount and discount[0], 1.0)]
+        weights += [(leaf, weight) for leaf, _, weight in self._rewards]
+        self._numbers = [(line, leaf) for line, (leaf, _) in enumerate(weights) if leaf is not None]
+        self._fields = np.zeros((len(weights), FIELD_COLUMNS), np.int64)
+        for line, leaf in self._numbers:
+            dtype, factor = schema.leaves[leaf].dtype, np.float64(weights[line][1])
+            self._fields[line, KIND:] = KINDS.index(dtype.kind.replace("b", "u")), dtype.itemsize, factor.view(np.int64)
+        self._values = row_plan([value])
         steps = step_fields(schema, view.frame_stack)
         del steps["reward"]  # `fill` computes the reward as a weighted sum
         steps["value"] = [StepField(("value",), value, schema.leaves[value].dtype, (), 1)]
@@ -276,6 +264,7 @@ class RolloutsReader(Reader):
         self.leaves: Sequence[Leaf] = select(_leaves(steps), fields, always=("index",), on_request=requested)
         self.paths = [leaf.path for leaf in self.leaves]
         self._place = {path: number for number, path in enumerate(self.paths)}
+        self._sums = [self._place.get((name,), -1) for name in ("reward", "advantage", "ret")]
         every = [field for below in steps.values() for field in below]
         every.append(StepField(TIME.path, TIME_SOURCE, TIME.dtype, (), 1))
         self._copies = [field.copy(self._place[field.path]) for field in every if field.path in self._place]
@@ -301,45 +290,39 @@ class RolloutsReader(Reader):
         truncated step, or the last step of a column, has no bootstrap value.
         """
         grid = self._grid(ids)
-        runs = StepRuns(snapshot, grid, lambda some: self._find(snapshot, some))
-        flags = runs.values("done")
+        runs = StepRuns(snapshot, grid, partial(refuse, snapshot, view=self._view))
+        arrays = self._copied(snapshot, runs, block)
+        flags = arrays["done"]
         no_step = np.flatnonzero(flags & NO_STEP)
         if len(no_step):
             raise refuse(snapshot, int(ids[no_step[0]]), self._view)
-        arrays = self._copied(runs, block)
         # In a run, the successor of a step is the next step, unless the step ends an episode, or the next step begins
         # an episode.
-        by_step, breaks = flags.reshape(grid.shape), runs.last.copy()
+        by_step, breaks = flags.reshape(grid.shape), runs.last
         breaks[:-1] |= (by_step[:-1] & (TERMINATED | TRUNCATED) | by_step[1:] & FIRST) != 0
-        places = np.flatnonzero(breaks)
+        chained, terminated, truncated = ~breaks, flags & TERMINATED != 0, flags & TRUNCATED != 0
+        places = np.flatnonzero(breaks.ravel() & ~terminated)  # a terminated step needs no successor
         following = self._successors.follow(snapshot, ids[places], self._find(snapshot, ids[places]))
-        chained = ~breaks
         inside = places < len(ids) - grid.shape[1]
         chained.ravel()[places[inside]] = following.successor[inside] == ids[places[inside] + grid.shape[1]]
-        terminated, truncated = flags & TERMINATED != 0, flags & TRUNCATED != 0
         truncated[places] |= following.truncated
         truncated.reshape(grid.shape)[:-1] |= ~(chained | terminated.reshape(grid.shape))[:-1]
-        made: dict[str, Any] = {"terminated": terminated, "truncated": truncated, "index": ids}
-        numbers = [arrays[leaf] for leaf in self._numbers]
-        weights = [weight for *_, weight in self._rewards]
-        made["reward"] = rewards = weighed(numbers[: len(weights)], weights)
+        bootstraps = np.empty(grid.shape)
         if any((name,) in self._place for name in ESTIMATES):
-            ends = flags & TERMINATED | (~chained).ravel().view(np.uint8) * TRUNCATED
-            known = [array.astype(np.float64) for array in numbers[len(self._rewards) :]]
-            discounts = [] if self._view.discount is None else [known.pop()]
-            values = known[0]
-            at_end = places, chained.ravel()[places]
-            bootstraps = self._next_values(snapshot, ids, following, *at_end, *known)
-            columns: Any = (rewards, values, bootstraps, ends, *discounts)
-            inputs: Any = (array.reshape(grid.shape) for array in columns)
-            found = estimates(self._view.gamma, self._view.gae_lambda, *inputs)
-            made |= dict(zip(ESTIMATES, found, strict=True))
+            next_values = arrays[self._next_value][places] if self._next_value is not None else None
+            at_end = following, ~chained.ravel()[places], next_values
+            bootstraps.ravel()[places] = self._next_values(snapshot, ids[places], *at_end)
+        ends = by_step & TERMINATED | ~chained * np.uint8(TRUNCATED)
+        fields = self._fields.copy()
+        for line, leaf in self._numbers:
+            fields[line, ADDRESS] = arrays[leaf].ctypes.data
+        scratch, out = np.empty((SCRATCH_ROWS, grid.shape[1])), block.addresses[self._sums]
+        get_kernel("gae")(fields, ends, bootstraps, self._view.gamma, self._view.gae_lambda, scratch, out)
+        write_fields(block, self._place, {"terminated": terminated, "truncated": truncated, "index": ids})
         if self._others is not None:
             self._others.copy(snapshot, self._find(snapshot, ids), block, self.threads)
         if self._requested is not None:
             self._requested.fill(snapshot, ids, block)
-        with np.errstate(over="ignore"):
-            write_fields(block, self._place, {name: array.ravel() for name, array in made.items()})
 
     def pages(self, snapshot: Snapshot, ids: Ints) -> Pages:
         self._grid(ids)
@@ -356,63 +339,51 @@ class RolloutsReader(Reader):
             raise InvalidIndex(
                 f"{len(ids)} ids do not form a grid of {steps} steps a column, one row of steps after the other"
             )
-        return ids.reshape(steps, -1)
+        return np.ascontiguousarray(ids.reshape(steps, -1))
 
     def _find(self, snapshot: Snapshot, ids: Ints) -> Windows:
         return self._successors.find(snapshot, ids, lambda step_id: refuse(snapshot, step_id, self._view))
 
-    def _copied(self, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
-        """Copy the leaves of `_rows` to the block; return {leaf: values} for these leaves and those of `_numbers`."""
-        found = dict[str, NDArray[Any]]()
-        for copy in self._rows:
-            array = found[copy.leaf] = block.arrays[copy.target]
-            runs.copy(copy.leaf, array, self.threads)
-        for leaf in self._numbers:
-            if leaf not in found:
-                found[leaf] = runs.values(leaf)
+    def _copied(self, snapshot: Snapshot, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
+        """Copy the leaves of `_rows` to the block; return {leaf: values} for them, for `_numbers` and for the flags."""
+        found = {copy.leaf: block.arrays[copy.target] for copy in self._rows}
+        for leaf in {"done", *(leaf for _, leaf in self._numbers)}.difference(found):
+            found[leaf] = np.empty(block.size, snapshot.leaf(leaf).dtype)
+        runs.copy(found, self.threads)
         return found
 
     def _next_values(
-        self,
-        snapshot: Snapshot,
-        ids: Ints,
-        following: Following,
-        places: Ints,
-        chained: Bools,
-        values: Floats,
-        next_values: Floats | None = None,
+        self, snapshot: Snapshot, ids: Ints, following: Following, is_end: Bools, next_values: NDArray[Any] | None
     ) -> Floats:
-        """Return V of each step's next observation; the result for a terminated step is arbitrary.
+        """Return V of the next observation of each step in `ids`; the result is arbitrary where `is_end` is False.
 
-        `values` has the stored V of each step. `next_values` has each step's value of the field `next_value`; None: the
-        view names no such field. `places` has the positions of steps whose successor may not be the next step in the
-        column. `following` has the successors of these steps. `chained` is True for a step if its successor is the next
-        step in the column.
+        `following` has the successors of the steps. `is_end` is True for a step if its successor is not the next step
+        in the column. `next_values` has each step's value of the field `next_value`; None: the view names no such
+        field.
         """
-        columns = len(ids) // self._view.num_steps
-        found = np.append(values[columns:], np.full(columns, np.nan)) if next_values is None else next_values
-        left = np.flatnonzero(~following.terminated & ~chained)
+        found = np.full(len(ids), np.nan) if next_values is None else next_values.astype(np.float64)
+        left = np.flatnonzero(is_end)
         if self.evaluate is not None and len(left):
             seen = left[following.has_obs[left]]
             if len(seen):
-                found[places[seen]] = self._evaluated(snapshot, following.observations(snapshot, seen))
+                found[seen] = self._evaluated(snapshot, following.observations(snapshot, seen))
             left = left[~following.has_obs[left]]
         if next_values is None and len(left):
             unknown = left[following.successor[left] == NONE]
             if len(unknown):
-                step_id = int(ids[places[unknown[0]]])
-                raise self._nothing_behind(step_id, bool(following.truncated[unknown[0]]))
+                raise self._nothing_behind(int(ids[unknown[0]]), bool(following.truncated[unknown[0]]))
             behind = place(snapshot, following.successor[left])
-            found[places[left]] = self._values.rows(snapshot, behind)[0][:, 0]
+            found[left] = self._values.rows(snapshot, behind)[0][:, 0]
         return found
 
     def _evaluated(self, snapshot: Snapshot, steps: Windows) -> Floats:
-        size, found = steps.size, self._obs_plan.rows(snapshot, steps)
-        # The arrays are copied, because the user's function may keep them.
-        arrays = [array.reshape(size, *field.leaf.shape).copy() for field, array in zip(self._obs, found, strict=True)]
+        leaves = [field.leaf for field in self._obs]
+        # The memory is new, because the user's function may keep the arrays.
+        block = Block(leaves, steps.size, np.empty(offsets(leaves, steps.size)[1], np.uint8))
+        self._obs_plan.copy(snapshot, steps, block)
         assert self.evaluate is not None
-        observations = nested([field.path for field in self._obs], arrays, self._tuples)["obs"]
-        return evaluated(self.evaluate, observations, size)
+        observations = nested([leaf.path for leaf in leaves], block.arrays, self._tuples)["obs"]
+        return evaluated(self.evaluate, observations, steps.size)
 
     def _nothing_behind(self, step_id: int, truncated: bool) -> ReplayError:
         what = "was truncated" if truncated else "is the last of its column"
@@ -444,22 +415,3 @@ def evaluated(evaluate: Callable[[Any], Any], observations: Any, size: int) -> F
             f"value_fn gave shape {values.shape} for {size} observations; it must be ({size},) or ({size}, 1)"
         )
     return values.reshape(size).astype(np.float64)
-
-
-def estimates(
-    gamma: float,
-    gae_lambda: float,
-    rewards: Floats,
-    values: Floats,
-    following: Floats,
-    ends: NDArray[np.uint8],
-    discounts: Floats = NO_DISCOUNTS,
-) -> tuple[Floats32, Floats32]:
-    """Return the advantage and the return of each step, both (steps, columns).
-
-    `following` has the bootstrap value of each step. For `ends` and `discounts` see `kernels.returns.gae`.
-    """
-    advantage, ret = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
-    carry = np.empty(rewards.shape[1])
-    get_kernel("gae")(rewards, values, following, ends, discounts, gamma, gae_lambda, carry, advantage, ret)
-    return advantage, ret

@@ -15,7 +15,7 @@ import diskreplay
 from diskreplay.ids import POSITION_BITS
 from diskreplay.kernels import following, frozen, gathering as cols
 from diskreplay.kernels.cache import is_disabled
-from diskreplay.kernels.copying import COUNT as RUN_COUNT, FIELD, ITEM, LANE, ROW, RUN_ROWS, SLOT
+from diskreplay.kernels.copying import COUNT as RUN_COUNT, FIELD, ITEM, LANE, NEWEST_ROWS, ROW, RUN_COLUMNS, SLOT
 from diskreplay.kernels.gathering import MANY_SLOTS
 from diskreplay.kernels.packed import pack
 from diskreplay.kernels.runs import BEFORE, BLOCK_ROWS, COARSE_BITS, FIRST, STRIDE
@@ -42,10 +42,10 @@ def both(name: str, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) ->
 
 def test_every_kernel_has_a_twin() -> None:
     assert set(KERNELS) == {
-        "advance", "advance_hiding", "advise", "copy_runs", "discounted", "draw", "fill_grid", "find_windows",
-        "follow", "freeze", "gae", "gather", "hide_oldest", "ids_at", "initial_priorities", "largest_given", "locate",
-        "nstep", "powers", "random_ids", "starts", "stream", "sumtree_find", "sumtree_set", "sync_priorities",
-        "update", "weights", "write_lanes",
+        "advance", "advance_hiding", "advise", "copy_runs", "discounted", "draw", "fill_grid", "find_runs",
+        "find_windows", "follow", "freeze", "gae", "gather", "hide_oldest", "ids_at", "initial_priorities",
+        "largest_given", "locate", "nstep", "powers", "random_ids", "starts", "stream", "sumtree_find", "sumtree_set",
+        "sync_priorities", "update", "weights", "write_lanes",
     }  # fmt: skip
     for fast, plain in KERNELS.values():
         assert isfunction(fast) == is_disabled()
@@ -275,31 +275,64 @@ def test_gather(mapped: float, snapshot: Snapshot, streamed: bool, seed: int) ->
             assert (one[:begin] == 0xAB).all()
 
 
-@given(snapshots(), st.sampled_from(("obs/image", "reward", "action/0", "done")), st.sampled_from((1.0, 0.9)), seeds)
-def test_copy_runs(snapshot: Snapshot, leaf: str, mapped: float, seed: int) -> None:
+@given(snapshots(), st.sampled_from((0.0, 0.0, 0.1)), seeds)
+def test_find_runs(snapshot: Snapshot, strange: float, seed: int) -> None:
+    """A column has successive ids of a lane, ids of several lanes one after the other, or ids that are not visible."""
+    rng = np.random.default_rng(seed)
+    steps, columns = int(rng.integers(1, 7)), int(rng.integers(1, 5))
+    grid = np.zeros((steps, columns), np.int64)
+    steps_of = sorted(snapshot.model)
+    for t, c in np.ndindex(grid.shape):
+        slot = (int(grid[t - 1, c]) >> POSITION_BITS) - snapshot.origin
+        if rng.random() < strange or not steps_of:
+            grid[t, c] = rng.choice([-1, 1 << 62, 0, *(step + 1 for step in steps_of[-3:])])
+        elif t == 0 or rng.random() < 0.2 or not 0 <= slot < len(snapshot.lanes):
+            grid[t, c] = rng.choice(steps_of)
+        else:
+            grid[t, c] = grid[t - 1, c] + snapshot.lanes[slot]
+    found = []
+    for kernel in KERNELS["find_runs"]:
+        runs = np.full((grid.size, RUN_COLUMNS), -7, np.int64)
+        found.append((kernel(grid, snapshot.record, runs, np.zeros((NEWEST_ROWS, columns), np.int64)), runs))
+    (fast_count, fast), (plain_count, plain) = found
+    assert (fast_count < 0) == (plain_count < 0)
+    if fast_count < 0:
+        assert Frozen.of(snapshot.record).visible_row(int(grid.flat[-1 - fast_count])) is None
+    else:
+        assert fast_count == plain_count
+        np.testing.assert_array_equal(fast[:fast_count], plain[:fast_count])
+
+
+LEAVES = ("obs/image", "reward", "action/0", "done")
+
+
+@given(snapshots(), st.lists(st.sampled_from(LEAVES), max_size=3), st.sampled_from((1.0, 0.9)), seeds)
+def test_copy_runs(snapshot: Snapshot, leaves: list[str], mapped: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     slots = np.flatnonzero(snapshot.lanes)
     runs, columns, steps = int(rng.integers(0, 6)), 7, 5
     if not len(slots):
         runs = 0
-    table = np.zeros((RUN_ROWS, runs), np.int64)
+    table = np.zeros((runs, RUN_COLUMNS), np.int64)
     if runs:
-        table[SLOT] = rng.choice(slots, runs)
-        table[LANE] = rng.integers(0, snapshot.lanes[table[SLOT]])
-        table[ROW], table[RUN_COUNT] = rng.integers(0, 20, runs), rng.integers(0, steps + 1, runs)
-        table[ITEM] = rng.permutation(columns)[:runs]  # a column each
-    arrays = table_arrays(snapshot, leaf, mapped, rng)
-    row_bytes, begin = snapshot.leaf(leaf).row_bytes, int(rng.integers(0, runs + 1))
-    line = cols.table_line(*arrays, row_bytes)
+        table[:, SLOT] = rng.choice(slots, runs)
+        table[:, LANE] = rng.integers(0, snapshot.lanes[table[:, SLOT]])
+        table[:, ROW], table[:, RUN_COUNT] = rng.integers(0, 20, runs), rng.integers(0, steps + 1, runs)
+        table[:, ITEM] = rng.permutation(columns)[:runs]  # a column each
+    widths, begin = [snapshot.leaf(leaf).row_bytes for leaf in leaves], int(rng.integers(0, runs + 1))
+    arrays = [table_arrays(snapshot, leaf, mapped, rng) for leaf in leaves]
+    lines = [cols.table_line(*kept, width) for kept, width in zip(arrays, widths, strict=True)]
     found = []
     for kernel in KERNELS["copy_runs"]:
-        out = np.full((steps * columns, row_bytes), 0xAB, np.uint8)
-        bad = kernel(snapshot.record, line, table, columns, out.ctypes.data, begin, runs)
-        found.append((bad, out))
+        copies = [np.full((steps * columns, width), 0xAB, np.uint8) for width in widths]
+        out = np.array([copy.ctypes.data for copy in copies], np.int64)
+        where = np.array(lines, np.int64).reshape(-1, cols.ROW_BYTES + 1), out, table, columns
+        found.append((kernel(snapshot.record, *where, begin, runs), copies))
     (fast_bad, fast), (plain_bad, plain) = found
     assert fast_bad == plain_bad
     if fast_bad < 0:
-        np.testing.assert_array_equal(fast, plain)
+        for one, other in zip(fast, plain, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(1, 9), st.integers(0, 9))), st.integers(1, 5))

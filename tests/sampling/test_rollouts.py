@@ -479,6 +479,19 @@ def test_fields_stacks_and_weighted_rewards(tmp_store: Path) -> None:
         assert (stacked.sample().ret[-1] - 1).item() == 2 * (4 + 5 + 6)
 
 
+def test_ids_and_observations_may_be_kept_anywhere(tmp_store: Path) -> None:
+    """Ids may be every second number of an array, and a value function may keep its observations."""
+    kept: list[torch.Tensor] = []
+    view = dr.Rollouts(2, 1.0, 0.0, value_fn=lambda obs: (kept.append(obs), obs[:, 0])[1])
+    with dr.create(tmp_store, SCHEMA) as store, store.writer() as writer:
+        append(writer, 0, 5)
+        sampler = dr.Sampler(store, view)
+        ids = sampler.ids()[:4]
+        shown = [sampler.gather(np.repeat(some, 2)[::2]) for some in (ids[:2], ids[2:])]
+        assert [batch.action.T.tolist() for batch in shown] == [[[0, 1]], [[2, 3]]]
+        assert [obs[:, 0].tolist() for obs in kept] == [[2.0], [4.0]]
+
+
 def test_what_was_evicted_is_passed_over(tmp_store: Path) -> None:
     with dr.create(tmp_store, SCHEMA, capacity=30, segment_steps=10) as store, store.writer() as writer:
         source = Source(store, dr.Rollouts(4))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.ids import Ints
+from diskreplay.ids import POSITION_BITS, POSITION_MASK, Ints
 from diskreplay.kernels import following
 from diskreplay.kernels.frozen import (
     ALL_LANES,
@@ -65,6 +65,15 @@ class Frozen(NamedTuple):
         if column >= 0:
             return int(self.live[which, column + lane])
         return int(self.rows[which, self.lane_base[slot] + lane])
+
+    def visible_row(self, step_id: int) -> tuple[int, int, int] | None:
+        """Return the slot, the lane and the row of an id, None unless it is the id of a visible row."""
+        slot = (step_id >> POSITION_BITS) - self.origin
+        if not 0 <= slot < len(self.lanes) or self.lanes[slot] <= 0:
+            return None
+        row, lane = divmod(step_id & POSITION_MASK, int(self.lanes[slot]))
+        is_visible = self.oldest[self.lane_base[slot] + lane] <= row < self.rows_of(following.COMMITTED, slot, lane)
+        return (slot, lane, row) if is_visible else None
 
 
 def array_at(address: int, count: int, dtype: Any = np.int64) -> NDArray[Any]:

@@ -149,13 +149,11 @@ def _find_steps(
     """Do what `find_windows` does for windows of one row, id by id."""
     seen = Frozen.of(record)
     for i, step_id in enumerate(ids.tolist()):
-        slot, position = (step_id >> POSITION_BITS) - seen.origin, step_id & POSITION_MASK
-        if not 0 <= slot < len(seen.lanes) or seen.lanes[slot] <= 0:
+        place = seen.visible_row(step_id)
+        if place is None:
             return i
-        row, lane = divmod(position, int(seen.lanes[slot]))
+        slot, lane, row = place
         stop = seen.rows_of(COMMITTED, slot, lane)
-        if not seen.oldest[seen.lane_base[slot] + lane] <= row < stop:
-            return i
         found = []
         for r in range(row, min(row + 2, stop)):
             address = row_address(seen.folder(slot, lane), r, *table, 1)

@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskreplay.ids import TERMINATED, TRUNCATED, Floats, Ints
+from diskreplay.kernels.gathering import KINDS
+from tests.kernels.plain.frozen import array_at
 
 
 def discounted_plain(r: Floats, count: Ints, before: Floats, gamma: float, out: Floats) -> None:
@@ -46,24 +48,35 @@ def sum_windows(
 
 
 def gae_plain(
-    r: Floats,
-    value: Floats,
-    next_value: Floats,
-    ends: NDArray[np.uint8],
-    discounts: Floats,
-    gamma: float,
-    gae_lambda: float,
-    carry: Floats,
-    advantage: NDArray[np.float32],
-    ret: NDArray[np.float32],
-) -> None:
+    fields: Ints, ends: NDArray[np.uint8], bootstraps: Floats, gamma: float, gae_lambda: float, scratch: Floats,
+    out: Ints,
+) -> None:  # fmt: skip
     """Do what `gae` does, one step of all columns after the other."""
-    carry[:] = 0.0
+    values, next_values, discounts, *summands = (field_at(line, ends.shape) for line in fields.tolist())
+    rewards, carry = np.zeros(ends.shape), np.zeros(ends.shape[1])
+    for summand in summands:
+        rewards += summand
+    if next_values is None:
+        next_values = np.append(values[1:], bootstraps[-1:], axis=0)
+    is_end = ends & TRUNCATED != 0
+    is_end[-1] = True
+    following = np.where(ends & TERMINATED, 0.0, np.where(is_end, bootstraps, next_values))
+    advantages, returns = np.zeros((2, *ends.shape))
     with np.errstate(over="ignore", invalid="ignore"):
-        for t in reversed(range(len(r))):
-            following = np.where(ends[t] & TERMINATED, 0.0, next_value[t])
+        for t in reversed(range(len(ends))):
             behind = np.where(ends[t] & (TERMINATED | TRUNCATED), 0.0, carry)
-            discount = gamma * discounts[t] if discounts.size else gamma
-            carry[:] = r[t] + discount * following - value[t] + discount * gae_lambda * behind
-            advantage[t] = carry
-            ret[t] = carry + value[t]
+            discount = gamma if discounts is None else gamma * discounts[t]
+            carry = rewards[t] + discount * following[t] - values[t] + discount * gae_lambda * behind
+            advantages[t], returns[t] = carry, carry + values[t]
+        for address, sums in zip(out.tolist(), (rewards, advantages, returns), strict=True):
+            if address:
+                array_at(address, ends.size, np.float32)[:] = sums.astype(np.float32).ravel()
+
+
+def field_at(line: list[int], shape: tuple[int, ...]) -> Floats | None:
+    """Return the numbers that a line of `fields` describes, times its factor; None without a field."""
+    address, kind, width, factor = line
+    if not address:
+        return None
+    numbers = array_at(address, shape[0] * shape[1], f"{KINDS[kind]}{width}").reshape(shape)
+    return numbers.astype(np.float64) * np.int64(factor).view(np.float64)
