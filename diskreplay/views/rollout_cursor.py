@@ -32,10 +32,7 @@ class Positions:
         self.after: Ints = np.array(after, np.int64)
 
     def of(self, keys: Ints) -> Ints:
-        if not len(self.keys):
-            return np.zeros(len(keys), np.int64)
-        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[at] == keys, self.after[at], 0)
+        return _values_of(keys, self.keys, self.after)
 
     def advanced(self, keys: Ints, after: Ints) -> "Positions":
         if np.array_equal(keys, self.keys):  # the usual case: the same lanes
@@ -44,6 +41,14 @@ class Positions:
         moved = self.of(every)
         np.maximum.at(moved, np.searchsorted(every, keys), after)
         return Positions(every, moved)
+
+
+def _values_of(keys: Ints, known: Ints, values: Ints) -> Ints:
+    """Return the value of each key, 0 for a key that is not known; `known` are the keys of `values`, sorted."""
+    if not len(known):
+        return np.zeros(len(keys), np.int64)
+    at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[at] == keys, values[at], 0)
 
 
 class LaneEpisodes(NamedTuple):
@@ -139,9 +144,7 @@ def oldest(lanes: LaneEpisodes, usable: Ints, growing: Ints, positions: Position
     taken = np.where(full[lane], np.clip(num_steps - (ends - count - before[lane]), 0, count), 0)
     ids = np.empty((num_steps, np.count_nonzero(full)), np.int64)
     get_kernel("fill_grid")(np.stack([first, stride, taken]), ids)
-    has = np.zeros(len(growing), np.int64)
-    _, at, of = np.intersect1d(growing, keys, assume_unique=True, return_indices=True)
-    has[at] = total[of]
+    has = _values_of(growing, keys, total)
     short = has < num_steps
     return Grid(ids, keys[full], growing[short], has[short])
 
