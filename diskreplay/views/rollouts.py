@@ -205,24 +205,27 @@ class StepRuns:
         self.last = np.zeros(grid.shape, np.bool_)
         self.last.ravel()[self._runs[:, ITEM] + (self._runs[:, COUNT] - 1) * self._columns] = True
 
-    def copy(self, arrays: Mapping[str, NDArray[Any]], threads: CopyThreads | None) -> None:
-        """Copy the values of leaves for all steps to `arrays`, by leaf: each is (n * columns, *shape), of its dtype.
+    def copy(self, copies: Sequence[tuple[str, NDArray[Any]]], threads: CopyThreads | None) -> None:
+        """Copy the values of leaves for all steps to arrays (n * columns, *shape) of their dtypes.
+
+        `copies` has pairs of a leaf and its array; a leaf may occur several times.
 
         Raises SegmentGone if a segment was evicted, and FormatError if a chunk is missing.
         """
-        snapshot, kernel, size = self._snapshot, get_kernel("copy_runs"), sum(out.nbytes for out in arrays.values())
+        snapshot, kernel, size = self._snapshot, get_kernel("copy_runs"), sum(array.nbytes for _, array in copies)
         slot, lane, first, count = (self._runs[:, column] for column in (SLOT, LANE, ROW, COUNT))
-        addresses = np.array([out.ctypes.data for out in arrays.values()])
+        leaves, arrays = [leaf for leaf, _ in copies], [array for _, array in copies]
+        addresses = np.array([array.ctypes.data for array in arrays])
         bad = -1
         for _ in range(ATTEMPTS):
             with snapshot.tables.lock:  # other threads cannot unmap chunks to make room while the lock is held
                 since = chunk_budget.now()
-                for leaf in arrays:
+                for leaf in leaves:
                     snapshot.leaf(leaf).ensure(slot, lane, first, first + count - 1, since)
-                guard, tables = snapshot.tables.lines(arrays)
+                guard, tables = snapshot.tables.lines(leaves)
             lines = np.stack([line for line, _ in tables])
             numbers = snapshot.record, lines, addresses, self._runs, self._columns
-            work = copying((guard, tables, snapshot, *arrays.values()), kernel, *numbers)
+            work = copying((guard, tables, snapshot, *arrays), kernel, *numbers)
             if threads is None or size < threads.least:
                 bad = work(0, len(self._runs))
             else:
@@ -230,7 +233,7 @@ class StepRuns:
             if bad < 0:
                 return
         number, run = divmod(bad, len(self._runs))
-        raise missing_chunk(snapshot, list(arrays)[number], slot[run], lane[run], first[run])
+        raise missing_chunk(snapshot, leaves[number], slot[run], lane[run], first[run])
 
 
 class RolloutsReader(Reader):
@@ -346,10 +349,13 @@ class RolloutsReader(Reader):
 
     def _copied(self, snapshot: Snapshot, runs: StepRuns, block: Block) -> dict[str, NDArray[Any]]:
         """Copy the leaves of `_rows` to the block; return {leaf: values} for them, for `_numbers` and for the flags."""
-        found = {copy.leaf: block.arrays[copy.target] for copy in self._rows}
-        for leaf in {"done", *(leaf for _, leaf in self._numbers)}.difference(found):
-            found[leaf] = np.empty(block.size, snapshot.leaf(leaf).dtype)
-        runs.copy(found, self.threads)
+        copies = [(copy.leaf, block.arrays[copy.target]) for copy in self._rows]
+        found = dict(copies)
+        for leaf in dict.fromkeys(["done", *(leaf for _, leaf in self._numbers)]):
+            if leaf not in found:
+                found[leaf] = np.empty(block.size, snapshot.leaf(leaf).dtype)
+                copies.append((leaf, found[leaf]))
+        runs.copy(copies, self.threads)
         return found
 
     def _next_values(

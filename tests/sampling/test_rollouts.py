@@ -479,6 +479,19 @@ def test_fields_stacks_and_weighted_rewards(tmp_store: Path) -> None:
         assert (stacked.sample().ret[-1] - 1).item() == 2 * (4 + 5 + 6)
 
 
+@pytest.mark.parametrize("fields", [None, ("bonus", "value"), ("value", "bonus"), ("bonus",), ("value",)])
+def test_the_field_of_the_values_keeps_its_own_name_too(tmp_store: Path, fields: tuple[str, ...] | None) -> None:
+    schema = dr.Schema(SCHEMA.obs, SCHEMA.action, extra={"bonus": FLOAT, "value": FLOAT})
+    with dr.create(tmp_store, schema) as store, store.writer() as writer:
+        for t in range(5):
+            writer.append(np.zeros(2), t, 1.0, False, False, np.zeros(2), bonus=float(t), value=-1.0)
+        sampler = dr.Sampler(store, dr.Rollouts(2, value="bonus"), fields=fields, debug=True)
+        for first in (0, 2):
+            batch = sampler.sample()
+            for name in {"bonus", "value"}.intersection(batch):
+                assert batch[name].T.tolist() == [[first, first + 1]]
+
+
 def test_ids_and_observations_may_be_kept_anywhere(tmp_store: Path) -> None:
     """Ids may be every second number of an array, and a value function may keep its observations."""
     kept: list[torch.Tensor] = []
