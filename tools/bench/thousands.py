@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ CALLS_A_SECOND = 50
 WANTED_TIMES = {4096: 1.5, 1024: 1.7, 64: 2.2}
 LEAST_P999_S, LEAST_P99_S, OF_BARE = 5e-3, 12e-3, 1.5
 PLAIN, TORCHRL, BARE = "plain torch tensors", "TorchRL LazyTensorStorage", "bare mapped writes"
-MAPPED = "plain torch tensors through mapped files"
+MAPPED, NEW = "plain torch tensors through mapped files", "plain torch tensors through new mapped files"
 SCHEMA = dr.Schema(
     dr.Field((OBS,), "float32"), dr.Field((ACTIONS,), "float32"), extra={"value": dr.Field((), "float32")}
 )
@@ -150,11 +151,12 @@ class MappedFiles:
 
 
 class BareWrites:
-    """Copies the bytes of a step to mapped files, a new one after some calls."""
+    """Copies the bytes of a step to mapped files, a new one after some calls; keeps the last ``kept`` steps mapped."""
 
-    def __init__(self, folder: Path, step: dict[str, Any], file_calls: int) -> None:
+    def __init__(self, folder: Path, step: dict[str, Any], file_calls: int, kept: int = 1) -> None:
         folder.mkdir()
-        self.folder, self.file_calls, self.calls = folder, file_calls, 0
+        self.folder, self.file_calls, self.calls, self.step = folder, file_calls, 0, step
+        self.last = deque[np.ndarray](maxlen=kept)
         self.arrays = [array.view(np.uint8).ravel() for array in step.values()]
         self.bytes = sum(map(len, self.arrays))
         self.rows: Iterator[np.ndarray] = iter(())
@@ -173,6 +175,14 @@ class BareWrites:
         for array in self.arrays:
             row[at : at + len(array)] = array
             at += len(array)
+        self.last.append(row)
+
+    def read(self, leaf: str, out: np.ndarray) -> None:
+        """Read a field of the kept steps, ``(kept, lanes, *shape)``."""
+        number_, array = list(self.step).index(leaf), self.step[leaf]
+        begin = sum(map(len, self.arrays[:number_]))
+        for row, into in zip(self.last, out, strict=True):
+            into[:] = row[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 def _torchrl_rollout(steps: int, step: Steps) -> Callable[[], Any]:
@@ -264,22 +274,25 @@ def _rollouts_of_a_store(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
 
         ours()
         files = _files_like(store, folder / "mapped", appended, size.capacity // size.lanes)
-        leaves = "obs", "action", "reward", "done", "extra/value"
+        new = BareWrites(folder / "new", appended, size.file_calls, size.steps)
 
-        def mapped() -> Any:
+        def through(files: MappedFiles | BareWrites, *leaves: str) -> Any:
             for _ in range(size.steps):
                 files.append()
             for leaf, field in zip(leaves, plain.fields, strict=False):
                 files.read(leaf, field.numpy())
             return plain.compute_returns(value_fn(step.obs))
 
-        calls = {OURS: ours, PLAIN: tensors, MAPPED: mapped}
+        calls = {OURS: ours, PLAIN: tensors}
+        calls[MAPPED] = partial(through, files, "obs", "action", "reward", "done", "extra/value")
+        calls[NEW] = partial(through, new, "obs", "action", "reward", "terminated", "value")
         seconds = in_turn(
             [Contestant(name, partial(timed, call, [()] * size.repeats)) for name, call in calls.items()],
             rounds,
         )
     what = f"{size.steps} VectorWriter.append and Rollouts({size.steps}), {size.lanes:,} lanes"
-    tables = [timing_table(seconds, what), ratio_table(seconds, [(OURS, PLAIN), (OURS, MAPPED), (MAPPED, PLAIN)])]
+    pairs = [(OURS, PLAIN), (OURS, MAPPED), (OURS, NEW), (MAPPED, PLAIN), (NEW, PLAIN)]
+    tables = [timing_table(seconds, what), ratio_table(seconds, pairs)]
     return tables, [_times(seconds, OURS, PLAIN, f"{what}: time", 4)]
 
 
@@ -375,6 +388,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "the places that its values have in the store, and read from there when the rollout is complete. The files "
             "have the store's chunks and as many steps as its capacity. They are made beforehand; nothing else that a "
             "store does is done.",
+            f"{NEW.capitalize()}: the same with the files of the bare writes. A step is one contiguous range of "
+            "a file, and each range is written once.",
             "Appends go to files, which the system writes back meanwhile. The bare writes copy the same bytes to "
             f"mapped files, a new one after {size.file_calls} calls, and keep no index of episodes.",
             f"The paced appends and the bare writes take turns in one run of {size.paced / CALLS_A_SECOND:.0f} s. The "
