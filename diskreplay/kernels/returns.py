@@ -71,7 +71,7 @@ VALUE, NEXT_VALUE, DISCOUNT, SUMMANDS = range(4)
 # Columns of the table.
 # - ADDRESS: the address of the field's values for all steps, 0 without such a field.
 # - KIND, WIDTH: the arguments of `number_at` with these names.
-# - FACTOR: the bits of a float64 by which each value is multiplied.
+# - FACTOR: the bits of a float64. Each value is multiplied by this float64.
 ADDRESS, KIND, WIDTH, FACTOR = range(4)
 FIELD_COLUMNS = 4
 # Rows of the scratch memory of `gae`. REWARDS, ADVANTAGES and RETURNS are also the indices of the results in `out`. Two

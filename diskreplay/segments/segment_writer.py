@@ -206,10 +206,10 @@ class SegmentWriter:
         If ``lanes`` is one lane, the value of a field is an array ``(n, *shape)`` of successive rows, from row ``rows``
         on. The value may also be a single row: the row's bytes, or a number or 0-d array that fits the dtype.
 
-        If ``lanes`` is an array of lanes, or None for all lanes, one row is written to each lane: row ``picked[i]`` of
-        a field's value to row ``rows[i]`` of the lane, which is one of the lane's next two rows. Without ``picked``,
-        the value of each field has one row per lane. ``kernel`` is `kernels.copying.write_lanes` or None; it writes
-        many lanes at once in the fields that are mapped.
+        If ``lanes`` is an array of lanes, or None for all lanes, one row is written to each lane. Row ``rows[i]`` of
+        lane ``lanes[i]`` becomes row ``picked[i]`` of a field's value; it is one of the lane's next two rows. Without
+        ``picked``, the value of each field has one row per lane. ``kernel`` is `kernels.copying.write_lanes` or None;
+        it writes many lanes at once in the fields that are mapped.
 
         Raises StorageFull if the file system keeps no reservations and has no room; the call may be repeated.
         """

@@ -379,7 +379,7 @@ class VectorSteps:
         return rows, len(rows) + len(ends), ~ended, valued
 
     def _flags(self, step: Step) -> NDArray[np.uint8]:
-        """Return the flags of every lane's row; those of a lane that is not in ``step.lanes`` are arbitrary."""
+        """Return the flags of every lane's row; they are arbitrary for a lane that is not in ``step.lanes``."""
         state = self._state
         if not step.some_end and (state.steady or np.count_nonzero(state.open) == len(state.open)):
             return self._no_flags
