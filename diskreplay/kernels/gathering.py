@@ -4,6 +4,8 @@ The store's array `done` has one byte of flags per row. The bounds of a window c
 its step. Only flags say where episodes start and end, so no second table can disagree with the flags.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -68,6 +70,12 @@ COLUMNS = 12
 KINDS = "fiu"
 """numpy's letters for the kinds of numbers that can be summed: floats of 2, 4 or 8 bytes, and signed and unsigned
 integers of up to 8 bytes."""
+
+
+def kind_and_factor(dtype: np.dtype[Any], factor: float) -> tuple[int, int]:
+    """Return KIND and FACTOR of numbers with a dtype that are multiplied by a factor; a bool is an integer."""
+    return KINDS.index(dtype.kind.replace("b", "u")), int(np.float64(factor).view(np.int64))
+
 
 LARGE_BATCH = 8 << 20
 """The smallest size in bytes of a batch whose wide rows are streamed. For batches of half this size, streaming took

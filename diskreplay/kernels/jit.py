@@ -55,7 +55,6 @@ if IS_COMPILED:
         "out_floats": types.Array(types.float64, 1, "C"),
         "out_floats2": types.Array(types.float64, 2, "C"),
         "out_floats32": types.Array(types.float32, 1, "C"),
-        "out_floats32_2": types.Array(types.float32, 2, "C"),
     }
 # The numba types of each kernel, and whether the kernel is shared, see `kernel`.
 _SIGNATURES: dict[Callable[..., Any], tuple[Any, bool]] = {}

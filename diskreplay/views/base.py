@@ -52,22 +52,22 @@ class Leaf:
 
 
 class Block:
-    """The arrays of one batch of `size` items, one after the other in `memory`.
+    """The arrays of one batch of `size` items, one after the other in `memory`; None: in new memory.
 
     `arrays[i]` is the array of leaf i, (size, *shape), and `addresses[i]` is the address of this array. `addresses`
     ends with an additional 0. Kernels use the number -1 for a leaf that the batch lacks, and find this 0 as
     `addresses[-1]`.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, leaves: Sequence[Leaf], size: int, memory: NDArray[np.uint8] | None = None) -> None:
         self.leaves = leaves
         self.size = size
-        self.memory = memory
         self.offsets, self.nbytes = offsets(leaves, size)
-        start = memory.ctypes.data
+        self.memory = np.empty(self.nbytes, np.uint8) if memory is None else memory
+        start = self.memory.ctypes.data
         self.addresses = np.array([*(start + at for at in self.offsets), 0], np.int64)
         self.arrays = [
-            np.ndarray((size, *leaf.shape), leaf.dtype, memory, at)
+            np.ndarray((size, *leaf.shape), leaf.dtype, self.memory, at)
             for leaf, at in zip(leaves, self.offsets, strict=True)
         ]
 

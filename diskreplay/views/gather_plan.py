@@ -14,7 +14,7 @@ from diskreplay.kernels.table import Kernel, get_kernel
 from diskreplay.reading import chunk_budget
 from diskreplay.reading.chunk_table import MappingGuard, TableLine, no_reference
 from diskreplay.reading.snapshot import LaneMap, Snapshot
-from diskreplay.views.base import NO_PAGES, Block, CopyThreads, Leaf, Pages, copying, offsets
+from diskreplay.views.base import NO_PAGES, Block, CopyThreads, Leaf, Pages, copying
 from diskreplay.views.windows import (
     ATTEMPTS,
     TIME_SOURCE,
@@ -152,8 +152,7 @@ class GatherPlan:
         for line, copy in zip(lines, self._copies, strict=True):
             line[cols.BEGIN : cols.TARGET + 1] = copy[1:]
         for line, (_, dtype, weight) in zip(lines[len(copies) :], read, strict=True):
-            line[cols.KIND] = cols.KINDS.index(dtype.kind.replace("b", "u"))
-            line[cols.FACTOR] = np.float64(weight).view(np.int64)
+            line[[cols.KIND, cols.FACTOR]] = cols.kind_and_factor(dtype, weight)
         self._record[[cols.FINDS, cols.N, cols.STACK, cols.WHOLE]] = bounds is not None, *(bounds or Bounds(0))
         counts = len(lines), len(copies), len(copies) + len(summands)
         self._record[[cols.LINES, cols.COPIED, cols.SUMMED]] = counts
@@ -242,7 +241,7 @@ class GatherPlan:
             tables = [snapshot.leaf(copy.leaf) for copy in self._copies]
             pairs = zip(self._copies, tables, strict=True)
             leaves = [Leaf((copy.leaf,), table.dtype, (copy.length, *table.shape)) for copy, table in pairs]
-            self._scratch = Block(leaves, windows.size, np.empty(offsets(leaves, windows.size)[1], np.uint8))
+            self._scratch = Block(leaves, windows.size)
         self.copy(snapshot, windows, self._scratch)
         return [array[: windows.size] for array in self._scratch.arrays]
 

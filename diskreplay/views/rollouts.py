@@ -17,8 +17,8 @@ from diskreplay.distributions.snapshot import EpisodeFilter
 from diskreplay.errors import InvalidIndex, ReplayError
 from diskreplay.ids import FIRST, NO_STEP, TERMINATED, TRUNCATED, Floats, Ints
 from diskreplay.kernels.copying import COUNT, ITEM, LANE, NEWEST_ROWS, ROW, RUN_COLUMNS, SLOT
-from diskreplay.kernels.gathering import KINDS
-from diskreplay.kernels.returns import ADDRESS, FIELD_COLUMNS, KIND, SCRATCH_ROWS
+from diskreplay.kernels.gathering import kind_and_factor
+from diskreplay.kernels.returns import ADDRESS, FACTOR, FIELD_COLUMNS, KIND, SCRATCH_ROWS, WIDTH
 from diskreplay.kernels.runs import ALL_STEPS, Starts
 from diskreplay.kernels.table import get_kernel
 from diskreplay.reading import chunk_budget
@@ -46,7 +46,6 @@ from diskreplay.views.base import (
     View,
     copying,
     nested,
-    offsets,
     select,
     tuple_fields,
 )
@@ -256,8 +255,9 @@ class RolloutsReader(Reader):
         self._numbers = [(line, leaf) for line, (leaf, _) in enumerate(weights) if leaf is not None]
         self._fields = np.zeros((len(weights), FIELD_COLUMNS), np.int64)
         for line, leaf in self._numbers:
-            dtype, factor = schema.leaves[leaf].dtype, np.float64(weights[line][1])
-            self._fields[line, KIND:] = KINDS.index(dtype.kind.replace("b", "u")), dtype.itemsize, factor.view(np.int64)
+            dtype = schema.leaves[leaf].dtype
+            self._fields[line, [KIND, FACTOR]] = kind_and_factor(dtype, weights[line][1])
+            self._fields[line, WIDTH] = dtype.itemsize
         self._values = row_plan([value])
         steps = step_fields(schema, view.frame_stack)
         del steps["reward"]  # `fill` computes the reward as a weighted sum
@@ -385,7 +385,7 @@ class RolloutsReader(Reader):
     def _evaluated(self, snapshot: Snapshot, steps: Windows) -> Floats:
         leaves = [field.leaf for field in self._obs]
         # The memory is new, because the user's function may keep the arrays.
-        block = Block(leaves, steps.size, np.empty(offsets(leaves, steps.size)[1], np.uint8))
+        block = Block(leaves, steps.size)
         self._obs_plan.copy(snapshot, steps, block)
         assert self.evaluate is not None
         observations = nested([leaf.path for leaf in leaves], block.arrays, self._tuples)["obs"]

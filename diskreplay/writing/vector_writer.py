@@ -41,12 +41,14 @@ STEP_KERNEL = "write_lanes"
 class Step(NamedTuple):
     """One step of each lane in ``lanes``, or of every lane (None). The arrays have a row for each lane of the vector.
 
-    Rows of lanes that are not in ``lanes`` are ignored. ``ends`` is True for the lanes whose episodes are terminated.
-    ``cuts`` is True for the lanes whose episodes are truncated. ``ended`` is ``ends | cuts``. ``some_end`` is
-    ``ended.any()``. ``episode`` has the values of episode fields for the ended episodes.
+    Rows of lanes that are not in ``lanes`` are ignored. ``chosen`` is True for the lanes in ``lanes``. ``ends`` is True
+    for the lanes whose episodes are terminated. ``cuts`` is True for the lanes whose episodes are truncated. ``ended``
+    is ``ends | cuts``. ``some_end`` is ``ended.any()``. ``episode`` has the values of episode fields for the ended
+    episodes.
     """
 
     lanes: Ints | None
+    chosen: Bools
     values: list[Array]
     next_obs: list[Array] | None
     ends: Bools
@@ -169,7 +171,6 @@ class VectorSteps:
         self._episode_writer = writer
         count = len(writer.lanes)
         self._every: Ints = np.arange(count)
-        self._all = np.ones(count, np.bool_)
         self._state = LaneArrays(count)
         self._no_flags = np.zeros(count, np.uint8)
         self._times: Ints = np.zeros(count, np.int64)
@@ -192,8 +193,8 @@ class VectorSteps:
             segment, here = segments[0], self._places(step.lanes)
             segment.publish(here, *self._write(segment, step.lanes, step, flags), late=False)
         else:
-            chosen, home = self._chosen(step), self._state.home
-            homes = [(x, here) for x in segments if len(here := np.flatnonzero(chosen & (home == x.number)))]
+            home = self._state.home
+            homes = [(x, here) for x in segments if len(here := np.flatnonzero(step.chosen & (home == x.number)))]
             # Rows are written to all segments before any row is published: if the disk is full, the step of no lane is
             # published.
             rows = [self._write(segment, here, step, flags) for segment, here in homes]
@@ -226,13 +227,6 @@ class VectorSteps:
             ids[nowhere] = -1
         return ids
 
-    def _chosen(self, step: Step) -> Bools:
-        if step.lanes is None:
-            return self._all
-        chosen = np.zeros_like(self._all)
-        chosen[step.lanes] = True
-        return chosen
-
     def _places(self, lanes: Ints | None) -> Ints | None:
         return self._only if self._segment_per_episode else lanes
 
@@ -251,7 +245,7 @@ class VectorSteps:
             newest = writer.rotation.newest
             if newest is not None and self._needs_only_writing(newest, step):
                 if not newest.has_room():
-                    writer.reserve_next(newest, self._chosen(step), 2)
+                    writer.reserve_next(newest, step.chosen, 2)
                 return
             self._reserve_next(step)
         changes = -1
@@ -274,7 +268,7 @@ class VectorSteps:
 
     def _reserve_next(self, step: Step) -> None:
         state, rotation = self._state, self._episode_writer.rotation
-        chosen = self._chosen(step) & state.open
+        chosen = step.chosen & state.open
         count = 2 if step.next_obs is not None else 1 + step.ended
         for segment in rotation.open:
             if not rotation.has_to_end(segment):
@@ -306,7 +300,7 @@ class VectorSteps:
         state, rotation = self._state, self._episode_writer.rotation
         if len(rotation.by_number) > 1 or rotation.has_to_end(newest):
             return False
-        if step.some_end and step.episode and np.count_nonzero(step.ended & newest.lacks_values() & self._chosen(step)):
+        if step.some_end and step.episode and np.count_nonzero(step.ended & newest.lacks_values() & step.chosen):
             return False
         if (
             not state.steady
@@ -335,7 +329,7 @@ class VectorSteps:
             if step.some_end and step.episode:
                 lacks |= step.ended & segment.lacks_values()
             found |= lacks & (state.home == segment.number)
-        return np.flatnonzero(found & self._chosen(step))
+        return np.flatnonzero(found & step.chosen)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -500,7 +494,8 @@ class VectorWriter(BaseWriter):
         obs, action, reward, terminated, truncated, next_obs, mask, episode, priority, extra = fetched(
             obs, action, reward, terminated, truncated, next_obs, mask, episode, priority, extra
         )
-        lanes = None if mask is None else np.flatnonzero(as_flags(mask, "mask", count))
+        chosen = np.ones(count, np.bool_) if mask is None else as_flags(mask, "mask", count)
+        lanes = None if mask is None else np.flatnonzero(chosen)
         ends = as_flags(terminated, "terminated", count, lanes, reward)
         if truncated is None:
             cuts = np.zeros(count, np.bool_)
@@ -512,12 +507,12 @@ class VectorWriter(BaseWriter):
         if lanes is not None and len(lanes) == 0:
             return
         if priority is not None or self._gives_priorities:
-            chosen = slice(None) if lanes is None else lanes
-            values.append(self._with_priorities(as_priorities(priority, count, chosen)))
+            which = slice(None) if lanes is None else lanes
+            values.append(self._with_priorities(as_priorities(priority, count, which)))
         ended = ends | cuts
         some_end = bool(np.count_nonzero(ended))  # also True if only skipped lanes have ended
         with self._recording():
-            self._steps.append(Step(lanes, values, next_values, ends, cuts, finals, ended, some_end))
+            self._steps.append(Step(lanes, chosen, values, next_values, ends, cuts, finals, ended, some_end))
         if self._flushes_episodes and some_end:
             self._flush()
 

@@ -406,6 +406,6 @@ def test_a_chunk_that_takes_more_than_half_of_the_memory_is_refused(
         del data["observations"]
         data.create_dataset("observations", data=rows, chunks=rows.shape, compression="gzip")
     memory = {"SC_PHYS_PAGES": rows.nbytes, "SC_PAGE_SIZE": 1}
-    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    monkeypatch.setattr(os, "sysconf", memory.get)
     with pytest.raises(dr.FormatError, match=r": the episode of rows 0 to \d+ takes \d+ bytes at once, more"):
         import_dataset(file, tmp_path / "store")

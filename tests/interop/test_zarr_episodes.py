@@ -52,7 +52,7 @@ def test_chunks_that_take_more_than_half_of_the_memory_together_are_refused(
     state, other, action = (rng.random((4000, size)).astype(np.float32) for size in (20, 20, 2))
     file = write(tmp_path / "set", [10, 4000], chunk_rows=4000, state=state, other=other, action=action)
     memory = {"SC_PHYS_PAGES": 3 * state.nbytes, "SC_PAGE_SIZE": 1}
-    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    monkeypatch.setattr(os, "sysconf", memory.get)
     with pytest.raises(dr.FormatError, match=r": the episode of rows 0 to 10 takes \d+ bytes at once, more"):
         import_dataset(file, tmp_path / "store")
 
