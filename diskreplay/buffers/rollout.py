@@ -398,7 +398,7 @@ class RolloutBuffer(Backed):
         if self._has_unchecked and bool(((dones != 0) & (dones != 1) | (truncated != 0) & (truncated != 1)).any()):
             raise SchemaError("dones and truncated must be bools, or 0 and 1")
         done = dones != 0
-        bootstraps = (truncated != 0) & ~done
+        bootstraps = (truncated != 0) & ~done if self._has_truncated else torch.zeros_like(done)
         any_bootstraps = self._has_truncated and bool(bootstraps.any())
         if self._has_truncated and not any_bootstraps and bool(truncated.any()):
             self._warn(

@@ -265,7 +265,7 @@ def as_flags(
 
 def _are_flags(array: NDArray[Any], floats: bool) -> bool:
     kind = array.dtype.kind
-    return kind == "b" or (kind in ("iuf" if floats else "iu") and not ((array != 0) & (array != 1)).any())
+    return kind == "b" or (kind in ("iuf" if floats else "iu") and not np.count_nonzero((array != 0) & (array != 1)))
 
 
 def _shown(name: str, value: Any, reward: Any) -> str:
