@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diskreplay.segments.documents.layout import CLOSE_LANES, join_ranges, split_range
 from diskreplay.segments.documents.metadata import RowArray
-from diskreplay.segments.files.durable import storage_error, write_row
+from diskreplay.segments.files.durable import makes_pages, storage_error, write_row, write_zeros_at
 from diskreplay.segments.files.mapping import MADV_RANDOM, Mapping
 from diskreplay.segments.segment import SegmentInfo
 
@@ -24,6 +24,9 @@ _STEP_ROWS = 256
 _MOST_AHEAD_BYTES, _MOST_AHEAD_ROWS = 32 << 20, 128
 # If at least 1 / `_CROWD` of the lanes soon need more rows, rows of all lanes are reserved together: see `_near`.
 _CROWD = 8
+# Zeros are written to at least _LEAST_ZEROS adjacent bytes: see `_write_zeros`. A lone lane with rows of at least
+# _LEAST_DENSE_BYTES gets at most _MOST_ZEROS bytes of zeros at once.
+_LEAST_ZEROS, _MOST_ZEROS, _LEAST_DENSE_BYTES = 64 << 10, 1 << 20, 256
 
 _LONE_LANE: Ints = np.zeros(1, np.int64)
 
@@ -76,6 +79,9 @@ class Column:
         self._least_ahead = max(2, min(self.rows, self._most_ahead)) if len(info.lanes) > CLOSE_LANES else 2
         self.by_position = by_position
         self._keeps = keeps
+        is_dense = len(info.lanes) > CLOSE_LANES or (len(info.lanes) == 1 and self.row_bytes >= _LEAST_DENSE_BYTES)
+        self._makes_folios = is_dense and not by_position and not makes_pages(info.path)
+        self._zero_rows = max(2, _MOST_ZEROS // self.row_bytes)
         # By lane: the first row that cannot be written yet, and the first row without disk blocks.
         self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)
         # By chunk number: a mapped chunk as an array of items, one lane after another; with `by_position`, a
@@ -108,13 +114,16 @@ class Column:
         try:
             if begin == self._allocated[lane]:
                 self._allocate(chunk, lane, stop, rows, behind)
-            upto = int(self._allocated[lane])
+            # The lane may have blocks in the next chunk, too, but the methods below are for rows of one chunk.
+            upto = min(int(self._allocated[lane]), (chunk + 1) << self.shift)
             # If pages are not brought into memory here, the first writes to them cause one page fault per lane.
             brings_in = not self.by_position and (len(rows) > 1 or not self._is_whole(chunk))
-            if brings_in:
-                upto = min(upto, max(stop, begin + self._step_rows))
+            if brings_in or self._makes_folios:
+                upto = min(upto, max(stop, begin + (self._step_rows if brings_in else self._zero_rows)))
             near = self._near(lane, upto, rows, self.reserved, behind)
             ends = np.minimum(upto, self._allocated[near])
+            if self._makes_folios:
+                self._write_zeros(chunk, near, ends)
             self.reserved[near] = self._populate(chunk, near, ends) if brings_in else ends
         except OSError as error:
             raise storage_error(error, self.info.chunk_path(self.leaf, chunk)) from error
@@ -197,6 +206,27 @@ class Column:
     def _is_whole(self, chunk: int) -> bool:
         return bool((self._allocated >= (chunk + 1) << self.shift).all())
 
+    def _write_zeros(self, chunk: int, lanes: Ints, ends: Ints) -> None:
+        """Let the page cache have large folios for the reserved rows of ``lanes[i]`` up to row ``ends[i]``, for all i.
+
+        Without zeros, the first write to each page takes microseconds, since the system makes and maps this page alone.
+        But each sync then writes a whole folio for each page that changed. So zeros are only written where many bytes
+        change between two syncs.
+
+        The rows from ``reserved`` to ``ends`` are in the chunk, and none was written yet, so the zeros replace no data.
+        Pages that these rows share with other rows are left out.
+        """
+        ranges = join_ranges(*self._bytes(chunk, lanes, self.reserved[lanes], ends))
+        pages = [(first + PAGESIZE - 1 & -PAGESIZE, last & -PAGESIZE) for first, last in ranges]
+        long = [(first, last) for first, last in pages if last - first >= _LEAST_ZEROS]
+        if long:
+            fd = self.info.open_chunk(self.leaf, chunk)
+            try:
+                for first, last in long:
+                    write_zeros_at(fd, first, last)
+            finally:
+                os.close(fd)
+
     def _populate(self, chunk: int, lanes: Ints, ends: Ints) -> Ints:
         """Bring the reserved pages of ``lanes[i]`` into memory up to row ``ends[i]``, for all i.
 
@@ -209,7 +239,8 @@ class Column:
         firsts, lasts = self._pages(chunk, lanes, self.reserved[lanes], ends)
         for first, last in join_ranges(firsts, lasts):
             self._mappings[chunk].populate(first, last)
-        return np.minimum(self._row_at(chunk, lanes, lasts), self._allocated[lanes])
+        last_rows = np.minimum(self._row_at(chunk, lanes, lasts), (chunk + 1) << self.shift)
+        return np.minimum(last_rows, self._allocated[lanes])
 
     def prefault(self, rows: Ints) -> None:
         """Bring the reserved pages of the next rows of several lanes into memory again, after a sync.
@@ -232,9 +263,12 @@ class Column:
 
         A write to a mapped page needs all of the page's disk blocks, even if these are smaller than a page.
         """
-        before = (lanes - chunk) << self.shift
-        firsts, lasts = (before + starts) * self.row_bytes, (before + stops) * self.row_bytes
+        firsts, lasts = self._bytes(chunk, lanes, starts, stops)
         return firsts & -PAGESIZE, np.minimum(lasts + PAGESIZE - 1 & -PAGESIZE, self._chunk_bytes)
+
+    def _bytes(self, chunk: int, lanes: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
+        before = (lanes - chunk) << self.shift
+        return (before + starts) * self.row_bytes, (before + stops) * self.row_bytes
 
     def _row_at(self, chunk: int, lanes: Ints, at: Ints) -> Ints:
         return at // self.row_bytes - ((lanes - chunk) << self.shift)

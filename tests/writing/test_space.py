@@ -5,6 +5,7 @@ import os
 import signal
 from contextlib import suppress
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,55 @@ def test_a_file_is_128_kib_or_a_page_or_a_quarter_of_a_segment(tmp_store, segmen
         append_numbered(writer, [0])
     attributes = json.loads((tmp_store / "segments/00000000/zarr.json").read_text())["attributes"]
     assert {name: attributes["chunk_rows"][name] for name in rows} == rows
+
+
+def check_masked_appends(path: Path, lanes: int, phases: list[tuple[int, int, int]], width: int, **limits: int) -> None:
+    """In each phase, append a number of steps to a range of lanes; compare all rows, and the sizes of the files."""
+    schema = dr.Schema(**CARTPOLE, extra={"odd": dr.Field((7,), "uint8"), "wide": dr.Field((width,), "uint8")})
+    appended: list[list[int]] = [[] for _ in range(lanes)]
+    with dr.create(path, schema, **limits) as store, store.writer(num_envs=lanes) as writer:
+        times = count()
+        for first, stop, steps in phases:
+            mask = (np.arange(lanes) >= first) & (np.arange(lanes) < stop)
+            for t in islice(times, steps):
+                writer.append(
+                    obs=np.full((lanes, 4), t, np.float32),
+                    action=np.full(lanes, t),
+                    reward=np.full(lanes, t, np.float32),
+                    terminated=np.zeros(lanes, np.bool_),
+                    mask=mask,
+                    odd=np.full((lanes, 7), 1 + t % 251, np.uint8),
+                    wide=np.full((lanes, width), 1 + t % 251, np.uint8),
+                )
+                for lane in range(first, stop):
+                    appended[lane].append(t)
+        store.refresh()
+        assert store.verify() == []
+        found: list[list[int]] = [[] for _ in range(lanes)]
+        for episode in store.episodes:
+            found[episode.lane] += episode["action"].tolist()
+            expected = 1 + episode["action"][:, None] % 251
+            assert (episode["odd"] == expected).all()
+            assert (episode["wide"] == expected).all()
+            assert (episode["reward"] == episode["action"]).all()
+        assert found == appended
+        for chunk in path.glob("segments/*/extra/wide/c.0.*.0"):
+            meta = json.loads((chunk.parent / "zarr.json").read_text())
+            assert chunk.stat().st_size == np.prod(meta["chunk_grid"]["configuration"]["chunk_shape"])
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_lane_that_has_blocks_in_the_next_chunk_changes_no_row_of_its_neighbour(tmp_store: Path, ahead: int) -> None:
+    lone = [(ahead, ahead + 1, 796), (1 - ahead, 2 - ahead, 796)]
+    check_masked_appends(tmp_store, 2, [(0, 2, 3600), *lone], 1000, chunk_bytes=1 << 23)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 2, 6, 16, 700])
+def test_adjacent_lanes_that_run_ahead_change_no_rows_of_others(tmp_store: Path, lanes: int) -> None:
+    rng = np.random.default_rng(lanes)
+    phases = [(0, lanes, 100)]
+    for _ in range(12 if lanes < 100 else 30):
+        first, stop = sorted(rng.choice(lanes + 1, 2, replace=False).tolist())
+        phases.append((first, stop, int(rng.integers(1, 800 if lanes < 100 else 30))))
+    check_masked_appends(tmp_store, lanes, phases, 1001 if lanes < 10 else 301)

@@ -18,6 +18,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # Called through PyDLL, pwrite keeps the GIL. Declared argument types would cost half a microsecond a call. Without
 # declared types, numbers are passed as C ints, so larger offsets are left to `write_at`.
 _pwrite_held = ctypes.PyDLL(None).pwrite
+# The page cache gets the pages of one write as one folio. Folios of a page each take the longest to make and to sync.
+# Larger folios than these save little more, and after a sync, the first write to each of their pages takes longer.
+_ZEROS = bytes(128 << 10)
 _MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
@@ -75,6 +78,12 @@ def write_at(fd: int, data: Any, offset: int) -> None:
     while count < len(data):
         data, offset = memoryview(data)[count:], offset + count
         count = os.pwrite(fd, data, offset)
+
+
+def write_zeros_at(fd: int, start: int, stop: int) -> None:
+    """Write zeros from byte ``start`` to byte ``stop`` of a file, so that its pages are in the page cache."""
+    for at in range(start, stop, len(_ZEROS)):
+        write_at(fd, _ZEROS[: stop - at], at)
 
 
 def write_row(fd: int, data: bytes | memoryview, offset: int) -> None:
@@ -334,6 +343,11 @@ def keeps_reservations(path: os.PathLike[str] | str) -> bool:
     written with pwrite.
     """
     return file_system_type(path) in _WRITE_IN_PLACE
+
+
+def makes_pages(path: os.PathLike[str] | str) -> bool:
+    """Return whether reserving blocks of a file already makes its pages in memory."""
+    return file_system_type(path) == "tmpfs"
 
 
 def is_shared(file_system: str) -> bool:
