@@ -2,9 +2,10 @@
 
 import itertools
 import json
+import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -52,7 +53,7 @@ CALLS_A_SECOND = 50
 WANTED_TIMES = {4096: 1.5, 1024: 1.7, 64: 2.2}
 LEAST_P999_S, LEAST_P99_S, OF_BARE = 5e-3, 12e-3, 1.5
 PLAIN, TORCHRL, BARE = "plain torch tensors", "TorchRL LazyTensorStorage", "bare mapped writes"
-MAPPED, NEW = "plain torch tensors through mapped files", "plain torch tensors through new mapped files"
+MAPPED, NEW = "plain torch tensors through mapped files", "plain torch tensors through new files"
 SCHEMA = dr.Schema(
     dr.Field((OBS,), "float32"), dr.Field((ACTIONS,), "float32"), extra={"value": dr.Field((), "float32")}
 )
@@ -150,13 +151,45 @@ class MappedFiles:
             row[:] = self.place(leaf, at)
 
 
-class BareWrites:
-    """Copies the bytes of a step to mapped files, a new one after some calls; keeps the last ``kept`` steps mapped."""
+class NewFiles:
+    """Files with each step in one range of bytes, written by one system call and read by another: no layout at all.
 
-    def __init__(self, folder: Path, step: dict[str, Any], file_calls: int, kept: int = 1) -> None:
+    A file has ``steps`` steps; then `append` begins a new file.
+    """
+
+    def __init__(self, path: Path, step: Sequence[np.ndarray], steps: int) -> None:
+        self.path, self.step, self.steps = path, step, steps
+        self.bytes = sum(array.nbytes for array in step)
+        self.count, self.fd = 0, -1
+
+    def append(self) -> None:
+        """Write a step."""
+        at = self.count % self.steps
+        if at == 0:
+            self.close()
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            self.path.unlink()
+        os.pwritev(self.fd, self.step, at * self.bytes)
+        self.count += 1
+
+    def read(self, fields: Sequence[np.ndarray]) -> None:
+        """Read all steps of the file into a field for each array, ``(steps, lanes, *shape)``."""
+        for at in range(self.steps):
+            os.preadv(self.fd, [field[at] for field in fields], at * self.bytes)
+
+    def close(self) -> None:
+        """Close the file, if one is open."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class BareWrites:
+    """Copies the bytes of a step to mapped files, a new one after some calls."""
+
+    def __init__(self, folder: Path, step: dict[str, Any], file_calls: int) -> None:
         folder.mkdir()
-        self.folder, self.file_calls, self.calls, self.step = folder, file_calls, 0, step
-        self.last = deque[np.ndarray](maxlen=kept)
+        self.folder, self.file_calls, self.calls = folder, file_calls, 0
         self.arrays = [array.view(np.uint8).ravel() for array in step.values()]
         self.bytes = sum(map(len, self.arrays))
         self.rows: Iterator[np.ndarray] = iter(())
@@ -175,14 +208,6 @@ class BareWrites:
         for array in self.arrays:
             row[at : at + len(array)] = array
             at += len(array)
-        self.last.append(row)
-
-    def read(self, leaf: str, out: np.ndarray) -> None:
-        """Read a field of the kept steps, ``(kept, lanes, *shape)``."""
-        number_, array = list(self.step).index(leaf), self.step[leaf]
-        begin = sum(map(len, self.arrays[:number_]))
-        for row, into in zip(self.last, out, strict=True):
-            into[:] = row[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 def _torchrl_rollout(steps: int, step: Steps) -> Callable[[], Any]:
@@ -264,6 +289,7 @@ def _rollouts_of_a_store(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
         dr.create(folder / "rollouts", SCHEMA, capacity=size.capacity) as store,
         store.writer(num_envs=size.lanes) as writer,
         dr.Sampler(store, dr.Rollouts(size.steps, GAMMA, LAMBDA, value_fn=value_fn)) as sampler,
+        closing(NewFiles(folder / "new", [tensor.numpy() for tensor in step], size.steps)) as new,
     ):
 
         def ours() -> Any:
@@ -274,18 +300,22 @@ def _rollouts_of_a_store(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
 
         ours()
         files = _files_like(store, folder / "mapped", appended, size.capacity // size.lanes)
-        new = BareWrites(folder / "new", appended, size.file_calls, size.steps)
+        fields = [field.numpy() for field in plain.fields]
 
-        def through(files: MappedFiles | BareWrites, *leaves: str) -> Any:
+        def through_mapped() -> Any:
             for _ in range(size.steps):
                 files.append()
-            for leaf, field in zip(leaves, plain.fields, strict=False):
-                files.read(leaf, field.numpy())
+            for leaf, field in zip(("obs", "action", "reward", "done", "extra/value"), fields, strict=False):
+                files.read(leaf, field)
             return plain.compute_returns(value_fn(step.obs))
 
-        calls = {OURS: ours, PLAIN: tensors}
-        calls[MAPPED] = partial(through, files, "obs", "action", "reward", "done", "extra/value")
-        calls[NEW] = partial(through, new, "obs", "action", "reward", "terminated", "value")
+        def through_new() -> Any:
+            for _ in range(size.steps):
+                new.append()
+            new.read(fields)
+            return plain.compute_returns(value_fn(step.obs))
+
+        calls = {OURS: ours, PLAIN: tensors, MAPPED: through_mapped, NEW: through_new}
         seconds = in_turn(
             [Contestant(name, partial(timed, call, [()] * size.repeats)) for name, call in calls.items()],
             rounds,
@@ -388,8 +418,8 @@ def run(size: Size, rounds: int, folder: Path, peers: bool = True) -> Report:
             "the places that its values have in the store, and read from there when the rollout is complete. The files "
             "have the store's chunks and as many steps as its capacity. They are made beforehand; nothing else that a "
             "store does is done.",
-            f"{NEW.capitalize()}: the same with the files of the bare writes. A step is one contiguous range of "
-            "a file, and each range is written once.",
+            f"{NEW.capitalize()}: one pwritev writes each step to a new file, in one range of bytes. When the rollout "
+            "is complete, one preadv reads each step. The file has no layout, no index and no checksums.",
             "Appends go to files, which the system writes back meanwhile. The bare writes copy the same bytes to "
             f"mapped files, a new one after {size.file_calls} calls, and keep no index of episodes.",
             f"The paced appends and the bare writes take turns in one run of {size.paced / CALLS_A_SECOND:.0f} s. The "
