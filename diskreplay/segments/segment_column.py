@@ -80,7 +80,7 @@ class Column:
         self.by_position = by_position
         self._keeps = keeps
         is_dense = len(info.lanes) > CLOSE_LANES or (len(info.lanes) == 1 and self.row_bytes >= _LEAST_DENSE_BYTES)
-        self._makes_folios = is_dense and not by_position and not makes_pages(info.path)
+        self._makes_folios = is_dense and not by_position and not makes_pages(info.root.file_system)
         self._zero_rows = max(2, _MOST_ZEROS // self.row_bytes)
         # By lane: the first row that cannot be written yet, and the first row without disk blocks.
         self.reserved, self._allocated = np.zeros((2, len(info.lanes)), np.int64)

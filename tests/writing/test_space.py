@@ -37,6 +37,24 @@ def append_steps(writer: Any, steps: int, first: int = 0) -> None:
         writer.append(obs, t, float(t), terminated=t % 50 == 49, next_obs=obs + 1)
 
 
+def wide_schema(width: int) -> dr.Schema:
+    return dr.Schema(**CARTPOLE, extra={"wide": dr.Field((width,), "uint8"), "odd": dr.Field((7,), "uint8")})
+
+
+def append_wide(writer: Any, t: int, mask: np.ndarray, width: int, byte: int) -> None:
+    """Append a step of `wide_schema` to the lanes in the mask; its bytes in `wide` and `odd` are all equal."""
+    lanes = len(mask)
+    writer.append(
+        obs=np.full((lanes, 4), t, np.float32),
+        action=np.full(lanes, t),
+        reward=np.full(lanes, t, np.float32),
+        terminated=np.zeros(lanes, np.bool_),
+        mask=mask,
+        wide=np.full((lanes, width), byte, np.uint8),
+        odd=np.full((lanes, 7), byte, np.uint8),
+    )
+
+
 def write_with_spares(path: Path, die: bool, tell: Any) -> None:
     """Append 100 steps with each of 16 writers, make the segment after each one ahead, and end in one way or other."""
     store = dr.open(path, "a")
@@ -73,22 +91,14 @@ def test_writers_with_few_steps_and_their_spare_segments_take_little_alive_and_k
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 3, 40])
 def test_a_first_chunk_takes_some_times_what_is_written_and_reads_as_before(tmp_store: Path, lanes: int) -> None:
-    schema = dr.Schema(**CARTPOLE, extra={"wide": dr.Field((5000,), "uint8"), "odd": dr.Field((7,), "uint8")})
+    schema = wide_schema(5000)
     row_bytes = {"obs": 16, "action": 8, "reward": 4, "done": 1, "extra/wide": 5000, "extra/odd": 7}
     with dr.create(tmp_store, schema) as store:
         writer = store.writer(num_envs=lanes)
         rows = 0
         for t in range(700):
             mask = np.arange(lanes) % 3 <= t % 3  # lanes that are not in step
-            writer.append(
-                obs=np.full((lanes, 4), t, np.float32),
-                action=np.full(lanes, t),
-                reward=np.full(lanes, t, np.float32),
-                terminated=np.zeros(lanes, np.bool_),
-                mask=mask,
-                wide=np.full((lanes, 5000), t % 251, np.uint8),
-                odd=np.full((lanes, 7), t % 251, np.uint8),
-            )
+            append_wide(writer, t, mask, 5000, t % 251)
             rows += mask
             if t % 99 == 0:
                 for leaf, nbytes in row_bytes.items():
@@ -168,22 +178,13 @@ def test_a_file_is_128_kib_or_a_page_or_a_quarter_of_a_segment(tmp_store, segmen
 
 def check_masked_appends(path: Path, lanes: int, phases: list[tuple[int, int, int]], width: int, **limits: int) -> None:
     """In each phase, append a number of steps to a range of lanes; compare all rows, and the sizes of the files."""
-    schema = dr.Schema(**CARTPOLE, extra={"odd": dr.Field((7,), "uint8"), "wide": dr.Field((width,), "uint8")})
     appended: list[list[int]] = [[] for _ in range(lanes)]
-    with dr.create(path, schema, **limits) as store, store.writer(num_envs=lanes) as writer:
+    with dr.create(path, wide_schema(width), **limits) as store, store.writer(num_envs=lanes) as writer:
         times = count()
         for first, stop, steps in phases:
             mask = (np.arange(lanes) >= first) & (np.arange(lanes) < stop)
             for t in islice(times, steps):
-                writer.append(
-                    obs=np.full((lanes, 4), t, np.float32),
-                    action=np.full(lanes, t),
-                    reward=np.full(lanes, t, np.float32),
-                    terminated=np.zeros(lanes, np.bool_),
-                    mask=mask,
-                    odd=np.full((lanes, 7), 1 + t % 251, np.uint8),
-                    wide=np.full((lanes, width), 1 + t % 251, np.uint8),
-                )
+                append_wide(writer, t, mask, width, 1 + t % 251)
                 for lane in range(first, stop):
                     appended[lane].append(t)
         store.refresh()

@@ -145,10 +145,11 @@ class MappedFiles:
             self.place(leaf, self.count)[:] = array
         self.count += 1
 
-    def read(self, leaf: str, out: np.ndarray) -> None:
-        """Read a field of the last steps, ``(steps, lanes, *shape)``."""
-        for at, row in enumerate(out, self.count - len(out)):
-            row[:] = self.place(leaf, at)
+    def read(self, fields: Mapping[str, np.ndarray]) -> None:
+        """Read the last steps into the arrays ``(steps, lanes, *shape)`` of some leaves."""
+        for leaf, out in fields.items():
+            for at, row in enumerate(out, self.count - len(out)):
+                row[:] = self.place(leaf, at)
 
 
 class NewFiles:
@@ -302,20 +303,16 @@ def _rollouts_of_a_store(size: Size, rounds: int, folder: Path) -> tuple[list[Ta
         files = _files_like(store, folder / "mapped", appended, size.capacity // size.lanes)
         fields = [field.numpy() for field in plain.fields]
 
-        def through_mapped() -> Any:
+        def through(files: MappedFiles | NewFiles, read: Callable[[], None]) -> Any:
             for _ in range(size.steps):
                 files.append()
-            for leaf, field in zip(("obs", "action", "reward", "done", "extra/value"), fields, strict=False):
-                files.read(leaf, field)
+            read()
             return plain.compute_returns(value_fn(step.obs))
 
-        def through_new() -> Any:
-            for _ in range(size.steps):
-                new.append()
-            new.read(fields)
-            return plain.compute_returns(value_fn(step.obs))
-
-        calls = {OURS: ours, PLAIN: tensors, MAPPED: through_mapped, NEW: through_new}
+        by_leaf = dict(zip(("obs", "action", "reward", "done", "extra/value"), fields, strict=False))
+        calls = {OURS: ours, PLAIN: tensors}
+        calls[MAPPED] = partial(through, files, partial(files.read, by_leaf))
+        calls[NEW] = partial(through, new, partial(new.read, fields))
         seconds = in_turn(
             [Contestant(name, partial(timed, call, [()] * size.repeats)) for name, call in calls.items()],
             rounds,

@@ -18,10 +18,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # Called through PyDLL, pwrite keeps the GIL. Declared argument types would cost half a microsecond a call. Without
 # declared types, numbers are passed as C ints, so larger offsets are left to `write_at`.
 _pwrite_held = ctypes.PyDLL(None).pwrite
+_MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 # The page cache gets the pages of one write as one folio. Folios of a page each take the longest to make and to sync.
 # Larger folios than these save little more, and after a sync, the first write to each of their pages takes longer.
 _ZEROS = bytes(128 << 10)
-_MOST_HELD, _LARGEST_INT = 256 << 10, (1 << 31) - 1
 
 
 class descriptor:
@@ -345,11 +345,6 @@ def keeps_reservations(path: os.PathLike[str] | str) -> bool:
     return file_system_type(path) in _WRITE_IN_PLACE
 
 
-def makes_pages(path: os.PathLike[str] | str) -> bool:
-    """Return whether reserving blocks of a file already makes its pages in memory."""
-    return file_system_type(path) == "tmpfs"
-
-
 def is_shared(file_system: str) -> bool:
     """Return whether several machines may have a file system of this name mounted; True for an unknown name."""
     return file_system not in _LOCAL.values()
@@ -357,6 +352,11 @@ def is_shared(file_system: str) -> bool:
 
 def has_stable_inodes(file_system: str) -> bool:
     return file_system not in _UNSTABLE_INODES
+
+
+def makes_pages(file_system: str) -> bool:
+    """Return whether reserving blocks of a file already makes the file's pages in memory."""
+    return file_system == "tmpfs"
 
 
 def network_warning(file_system: str, path: os.PathLike[str] | str) -> str | None:
