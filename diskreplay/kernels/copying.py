@@ -180,8 +180,8 @@ def _copy_row(target: int, source: int, count: int) -> None:
 def write_lanes(lanes: Ints, rows: Ints, picked: Ints, record: Ints, fields: int) -> None:
     """For every field and every i, copy row picked[i] at the field's `SOURCE` to row rows[i] of lane lanes[i].
 
-    `record` has `FIELD` numbers for each of the `fields` fields, see `FIRST_CHUNK`. For every field, all
-    chunks from the first to the last one that this call writes must be mapped.
+    `record` has `FIELD` numbers for each of the `fields` fields, see `FIRST_CHUNK`. For every field, each chunk that
+    this call writes to must be mapped. The address of any other chunk may be 0.
     """
     last = rows.size - 1
     for field in range(fields):

@@ -305,9 +305,24 @@ class Column:
             else:
                 self.chunks[chunk][at : at + count] = part
 
-    def mapped_chunks(self, first: int, last: int) -> list[Mapping] | None:
+    def mapped_chunks(
+        self, rows: Ints, first: int, last: int, used: dict[int, list[int]]
+    ) -> list[Mapping | None] | None:
+        """Return the chunks from row ``first`` to row ``last``, or None if a chunk with one of ``rows`` is not mapped.
+
+        ``first`` and ``last`` are the lowest and the highest of ``rows``. A chunk between lanes that are far apart may
+        be unmapped (see `unmap_unused`): None stands for it. By shift, ``used`` keeps the positions of chunks with rows
+        for the next column.
+        """
+        if self.by_position:
+            return None
         found = [self._mappings.get(chunk) for chunk in range(first >> self.shift, (last >> self.shift) + 1)]
-        return None if None in found else found  # type: ignore[return-value]
+        if None in found:
+            if self.shift not in used:
+                used[self.shift] = np.flatnonzero(np.bincount((rows >> self.shift) - (first >> self.shift))).tolist()
+            if None in [found[chunk] for chunk in used[self.shift]]:
+                return None
+        return found
 
     def write_lanes(self, places: Sequence["Places"], items: NDArray[Any]) -> None:
         """Write one reserved row of each of several lanes; `find_places` returns the ``places`` of the ``items``."""
@@ -355,12 +370,19 @@ class Column:
             return _Positions(self, row >> self.shift, at), stop - at
         return self.chunks[row >> self.shift][at:stop], stop - at
 
-    def unmap_before(self, row: int) -> None:
-        """Unmap the chunks that end before ``row``: no lane writes to them again.
+    def unmap_unused(self, rows: Ints, lanes: Ints) -> None:
+        """Unmap each chunk that has neither the next row nor a later reserved row of any of these lanes.
 
-        Only the thread that reserves rows may call this.
+        The next row of a lane is ``rows[lane]``. No other lane may write to the segment again. Only the thread that
+        reserves rows may call this.
         """
-        for chunk in [c for c in self.chunks if c < row >> self.shift]:
+        if len(self.chunks) < 2:
+            return
+        firsts, stops = rows[lanes] >> self.shift, (self._allocated[lanes] - 1 >> self.shift) + 1
+        # As many lanes stop at or before an unused chunk as begin there or before it.
+        begun = np.cumsum(np.bincount(firsts, minlength=1 + max(self.chunks)))
+        stopped = np.cumsum(np.bincount(stops, minlength=1 + max(self.chunks)))
+        for chunk in [c for c in self.chunks if begun[c] == stopped[c]]:
             del self.chunks[chunk], self._mappings[chunk]
 
     def close_before(self, row: int) -> None:

@@ -77,6 +77,8 @@ class SegmentWriter:
         # No lane has gained more than `_growth` rows since this object was made. When `_growth` reaches `_ahead_at`,
         # rows are reserved ahead.
         self._growth, self._ahead_at = 0, 0
+        # By lane: see `note_left`. A value only changes to True. A thread that reads an old value keeps chunks mapped.
+        self._has_left = np.zeros(lanes, np.bool_)
         self._reserving = threading.Lock()  # held while a background thread or the appending thread reserves rows
         self._is_needed = False  # whether the appending thread waits for rows
         self._marking = threading.Lock()  # held while any thread makes a mark
@@ -106,7 +108,7 @@ class SegmentWriter:
         self._is_needed = True
         with self._reserving:
             self._is_needed = False
-            _reserve(self.columns, lane, row, stop, self._lane_rows)
+            _reserve(self.columns, lane, row, stop, self._lane_rows, self._staying())
             self._note_reserved()
         self._ahead_at = self._growth
 
@@ -114,6 +116,13 @@ class SegmentWriter:
         reserved = np.min([column.reserved for column in self.columns.values()], axis=0)
         # The old array is replaced, not changed, because the appending thread may be reading it.
         self._reserved, self.reserved, self._least_reserved = reserved, _numbers(reserved), int(reserved.min())
+
+    def note_left(self, lane: int) -> None:
+        """Record that a lane moved to another segment for good: its chunks may be unmapped."""
+        self._has_left[lane] = True
+
+    def _staying(self) -> Ints:
+        return np.flatnonzero(~self._has_left)
 
     @property
     def wants_reserving(self) -> bool:
@@ -135,13 +144,15 @@ class SegmentWriter:
         until = _NEVER
         try:
             with self._reserving:
+                staying = self._staying()
+                lanes = lanes[~self._has_left[lanes]]
                 for column in self.columns.values():
                     while not (self._is_closed or self._is_needed) and column.reserve_ahead(lanes, rows):
                         self._note_reserved()
                     if self._is_closed or self._is_needed:
                         return
                     # Chunks are unmapped here and not in the appending thread, because unmapping takes a millisecond.
-                    column.unmap_before(int(rows.min()))
+                    column.unmap_unused(rows, staying)
                     until = min(until, int(column.rows_until_wanting(lanes, rows).min(initial=_NEVER)))
         except (OSError, ReplayError):
             return
@@ -157,7 +168,7 @@ class SegmentWriter:
         row = int(self._values[lane])
         if row < self._reserved_values[lane]:
             return
-        _reserve(self._value_columns, lane, row, 0, self._values)
+        _reserve(self._value_columns, lane, row, 0, self._values, self._staying())
         np.min([column.reserved for column in self._value_columns.values()], axis=0, out=self._reserved_values)
 
     def lacks_values(self) -> NDArray[np.bool_]:
@@ -246,16 +257,18 @@ class SegmentWriter:
     ) -> dict[str, NDArray[Any]]:
         """Write rows with `copying.write_lanes`, and return the fields that it cannot write.
 
-        These are fields with a chunk that is not mapped, or with values of another dtype, or another number of rows.
+        These are fields with a row in a chunk that is not mapped, or with values of another dtype, or another number of
+        rows.
         """
         lanes = self.every_lane if lanes is None else lanes
         picked = self.every_lane[: len(rows)] if picked is None else picked
         first, last, least = int(rows.min()), int(rows.max()), int(picked.max()) + 1
-        found: list[tuple[Column, NDArray[Any], list[Mapping]]] = []
+        found: list[tuple[Column, NDArray[Any], list[Mapping | None]]] = []
+        used: dict[int, list[int]] = {}
         others: dict[str, NDArray[Any]] = {}
         for leaf, value in fields.items():
             column = self.columns[leaf]
-            items, chunks = column.items(value), column.mapped_chunks(first, last)
+            items, chunks = column.items(value), column.mapped_chunks(rows, first, last, used)
             if chunks is None or items.dtype != column.item or not least <= len(items) == len(value):
                 others[leaf] = value
             else:
@@ -265,7 +278,7 @@ class SegmentWriter:
         for column, items, chunks in found:
             place = 5 * len(found) + len(bases)
             heads += first >> column.shift, column.shift, column.row_bytes, items.ctypes.data, place
-            bases += [chunk.address for chunk in chunks]
+            bases += [0 if chunk is None else chunk.address for chunk in chunks]
         kernel(lanes, rows, picked, np.array(heads + bases, np.int64), len(found))
         return others
 
@@ -407,7 +420,7 @@ class SegmentWriter:
         """
         with suppress(OSError):  # the disk is full; touching the pages only saves time
             if (column := self.columns.get(leaf)) is not None:
-                column.prefault(self._lane_rows.copy())
+                column.prefault(np.where(self._has_left, _NEVER, self._lane_rows))
 
     def add_priority(self) -> None:
         """Add the array of initial priorities, with zeros in all existing rows.
@@ -451,11 +464,11 @@ class SegmentWriter:
         return [mapping for column in every for mapping in column.close()]
 
 
-def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: Ints) -> None:
-    first = int(rows.min())
+def _reserve(columns: Named[str, Column], lane: int, row: int, stop: int, rows: Ints, staying: Ints) -> None:
+    first = int(rows[staying].min())
     for column in columns.values():
         column.reserve(lane, row, stop, rows)
-        column.unmap_before(first)
+        column.unmap_unused(rows, staying)
         column.close_before(first)
 
 

@@ -342,10 +342,12 @@ class Rotation:
     def _move(self, lane: Lane, segment: SegmentWriter) -> None:
         if lane.segment is segment:
             return
-        before, lane.segment, lane.cursor = lane.segment, segment, None
+        before, at = lane.segment, lane.at
+        lane.segment, lane.cursor = segment, None
         lane.at = segment.info.lanes.index(lane.number) if self.segment_per_episode else lane.number
         self._members[segment.number].add(lane)
         if before is not None:
+            before.note_left(at)
             self._members[before.number].discard(lane)
             if not self._members[before.number]:
                 self._leave(before)

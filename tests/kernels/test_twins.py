@@ -356,7 +356,8 @@ def test_write_lanes(count: int, widths: list[int], seed: int) -> None:
             first, last = int(rows.min()) >> shift, int(rows.max()) >> shift
             chunks = np.full((last - first + 1, 9 << shift, width), 0xAB, np.uint8)
             heads += first, shift, width, value.ctypes.data, FIELD * len(widths) + len(bases)
-            bases += [chunk.ctypes.data for chunk in chunks]
+            used = set((rows >> shift).tolist())
+            bases += [chunk.ctypes.data * (number in used) for number, chunk in enumerate(chunks, first)]
             files.append(chunks)
         kernel(lanes, rows, picked, np.array(heads + bases), len(widths))
         found.append(files)

@@ -5,6 +5,8 @@ from itertools import count
 from typing import Any
 
 import diskreplay as dr
+from diskreplay.ids import Ints
+from diskreplay.kernels.copying import FIELD
 from diskreplay.kernels.table import get_kernel
 from diskreplay.segments import sealing
 from diskreplay.segments.documents.layout import CLOSE_LANES as CLOSE_LANES
@@ -24,6 +26,11 @@ COMPILE_ALL: Point = (store, "compile_all")
 def write_lanes() -> Any:
     """Return the compiled code that writes a step of many lanes."""
     return get_kernel("write_lanes")
+
+
+def has_gap(lanes: Ints, rows: Ints, picked: Ints, record: Ints, fields: int) -> bool:
+    """Return whether a chunk between two chunks that a call of `write_lanes` writes to has no address."""
+    return not record[FIELD * fields :].all()
 
 
 class CallClock:

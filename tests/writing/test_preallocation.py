@@ -14,6 +14,8 @@ import zarr
 import diskreplay as dr
 from tests.testing.on_disk import is_locked
 from tests.testing.support import REPOSITORY, append_numbered, digest, serial_schema, wait_until
+from tests.writing import inner
+from tests.writing.inner import CLOSE_LANES
 
 STEPS = 40  # of a segment
 WITHOUT_WAITING = "from diskreplay.writing import rotation; rotation.LEAST_QUARTER_S = 0.0\n"
@@ -372,6 +374,56 @@ def test_the_chunks_of_segments_that_lanes_have_left_are_unmapped_while_the_writ
         assert len(written) > 4
         newest = f"segments/{max(written):08}/"
         wait_until(lambda: all(newest in line for line in mapped() if "/obs/" in line))
+
+
+def chunks_to_write(path, segment):
+    """Return the numbers of the chunks of obs that this process has mapped for writing, in a segment."""
+    before = f"{path}/segments/{segment:08}/obs/c.0."
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if before in line]
+    return {int(line[-1].removeprefix(before).split(".")[0]) for line in lines if "w" in line[1]}
+
+
+@pytest.mark.parametrize("lanes", [LANES, 600])
+def test_chunks_that_no_lane_writes_again_are_unmapped_while_others_are_written(tmp_store, monkeypatch, lanes):
+    kernel, gaps = inner.write_lanes(), []
+
+    def noted(*args):
+        gaps.append(inner.has_gap(*args))
+        kernel(*args)
+
+    monkeypatch.setattr(*inner.IF_MADE, lambda _: noted)
+    every, appended = np.arange(lanes), [[] for _ in range(lanes)]
+    lone, nobody = every == 0, every < 0
+    schema, chunk_bytes = serial_schema(), lanes * CHUNK_ROWS * 12
+    with dr.create(tmp_store, schema, chunk_bytes=chunk_bytes, segment_steps=9 * CHUNK_ROWS * lanes) as store:
+        with store.writer(num_envs=lanes) as writer:
+
+            def append(steps, mask, ends=nobody):
+                for _ in range(steps):
+                    t = np.array([len(steps) for steps in appended])
+                    obs = np.repeat((every * 10_000.0 + t)[:, None], 3, 1)
+                    writer.append(obs, every, t * 1.0, ends, mask=mask, serial=every * 10_000 + t)
+                    for lane in np.flatnonzero(mask):
+                        appended[lane].append(t[lane])
+
+            append(9 * CHUNK_ROWS + 8, ~nobody)
+            append(1, ~nobody, lone)  # then only lane 0 moves to the next segment
+            append(5 * CHUNK_ROWS, ~nobody)
+            wait_until(lambda: append(1, ~nobody) or min(chunks_to_write(tmp_store, 0)) >= 13, 60)
+            wait_until(lambda: append(1, ~nobody) or 3 not in chunks_to_write(tmp_store, 1), 60)
+            assert 0 in chunks_to_write(tmp_store, 1)  # the others will begin there
+            append(1, ~lone, ~lone)  # they follow lane 0, which is more than four chunks ahead
+            append(3 * CHUNK_ROWS, ~nobody)
+        store.refresh()
+        found = [[] for _ in range(lanes)]
+        for episode in store.episodes:
+            assert (episode["obs"][: len(episode), 0] == episode["serial"]).all()
+            assert (episode["serial"] == episode["reward"] + episode.lane * 10_000).all()
+            found[episode.lane] += episode["reward"].tolist()
+        assert found == appended
+        assert len(store.info()["segments"]) == 2
+        assert any(gaps) == (lanes > CLOSE_LANES)  # compiled code writes to both sides of a gap
+        assert store.verify(deep=True) == []
 
 
 def test_a_process_that_dies_with_a_chunk_ahead_loses_nothing(tmp_store):
