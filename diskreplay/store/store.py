@@ -725,7 +725,8 @@ class Store:
 
             - a number n of seconds: the steps of the last n seconds, because a background thread makes older steps
               durable;
-            - ``"episode"``: steps of open episodes, because the append that ends an episode waits for the disk;
+            - ``"episode"``: steps of open episodes, because the call that ends an episode waits for the disk. If the
+              disk is full, this call returns, and the next one waits, or raises StorageFull;
             - ``"none"``: all steps outside sealed segments.
         limiter : RateLimiter, optional
             Makes an append wait while the writers are too far ahead of the samplers with the same limiter.

@@ -513,8 +513,8 @@ class VectorWriter(BaseWriter):
         some_end = bool(np.count_nonzero(ended))  # also True if only skipped lanes have ended
         with self._recording():
             self._steps.append(Step(lanes, chosen, values, next_values, ends, cuts, finals, ended, some_end))
-        if self._flushes_episodes and some_end:
-            self._flush()
+        if some_end and self._flushes_episodes:
+            self._after_episode()
 
     def _cast_episodes(self, episode: dict[str, Any] | None) -> dict[str, NDArray[Any]] | None:
         return self._schema.cast("episode", episode, (self.num_envs,)) if episode else None

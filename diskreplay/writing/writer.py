@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -61,6 +61,7 @@ class BaseWriter:
         self._schema, self._episode_writer, self._limiter = schema, episode_writer, limiter
         self._checks = checks
         self._flushes_episodes = durability == "episode"
+        self._owes_mark = False  # whether a call could not mark the episode that it ended: see `_after_episode`
         self._store = store  # the store stays alive while this writer exists
         self._pid, self._closed = os.getpid(), False
         self._gives_priorities = False
@@ -215,8 +216,16 @@ class BaseWriter:
         self._after_episode()
 
     def _after_episode(self) -> None:
+        """Make the episodes that the present call ended durable, if the writer does so for each episode.
+
+        If the disk has no room for a mark, or the store is locked, the next call tries again, and raises the error
+        before it writes anything. The present call does not raise it: its steps are published, and the caller would
+        append them again.
+        """
         if self._flushes_episodes:
-            self._flush()
+            self._owes_mark = True
+            with suppress(StorageFull, StoreLocked):
+                self._flush()
 
     def _end_episodes(self, lanes: Iterable[int], end: Callable[[Lane], None]) -> None:
         with self._recording(inserts=False):
@@ -228,8 +237,11 @@ class BaseWriter:
     def _recording(self, inserts: bool = True) -> AbstractContextManager[None]:
         """Return a context manager for writing: it waits for the limiter, and calls `_abandon_after` after an error.
 
-        ``inserts`` is False if no step is appended: there is no wait for the limiter.
+        ``inserts`` is False if no step is appended: there is no wait for the limiter. Raises StorageFull or StoreLocked
+        if the mark of an earlier call still fails.
         """
+        if self._owes_mark:
+            self._flush()
         return self._on_error if self._limiter is None or not inserts else self._limited(self._limiter)
 
     @contextmanager
@@ -282,6 +294,7 @@ class BaseWriter:
             self._episode_writer.drain()
             self._episode_writer.explain(error)
             raise
+        self._owes_mark = False
 
     @shown_paths
     def close(self) -> None:
@@ -471,6 +484,8 @@ class Writer(BaseWriter):
             else:
                 # Does the same as `_recording`, without a call after the step is published: an interrupt in such a call
                 # would leave the writer open.
+                if self._owes_mark:
+                    self._flush()
                 try:
                     # The cursor of the lane writes most steps. `EpisodeWriter.append` makes room for the others.
                     cursor = self._lane.cursor
@@ -480,7 +495,7 @@ class Writer(BaseWriter):
                     self._abandon_after(error)
                     raise
             if (terminated or truncated) and self._flushes_episodes:
-                self._flush()
+                self._after_episode()
         finally:
             if self._lock is lock:
                 lock.free = True

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -268,6 +269,56 @@ def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monk
     append_numbered(writer, [refused], end="open")
     wait_until(lambda: counter(store, "durable") == counter(store, "committed"))
     writer.close()
+
+
+@pytest.mark.parametrize("lanes", [None, 2])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("following", ["append", "end_episode", "flush"])
+def test_without_room_to_mark_an_episode_the_next_call_raises_and_no_step_is_there_twice(
+    store, monkeypatch, lanes, whole, following
+):
+    writer = store.writer(lanes, durability="episode")
+    shape = (1,) if whole else () if lanes is None else (lanes,)
+
+    def append(serial, ends=True):
+        number = np.full(shape, serial)
+        obs, given = np.full((*shape, 3), serial, np.float32), {"action": number, "reward": number, "serial": number}
+        if whole:
+            writer.append_episode(*[0] * (lanes is not None), obs, **given, terminated=True)
+        else:
+            writer.append(obs, **given, terminated=np.full(shape, ends))
+
+    follow = partial(append, 2, False) if following == "append" else getattr(writer, following)
+    append(0)
+    with monkeypatch.context() as patch:
+        failed = failing(patch, errno.ENOSPC, "pwrite")
+        append(1)
+        assert failed.is_set()
+        for _ in range(2):
+            with pytest.raises(dr.StorageFull, match="a power loss would take them"):
+                follow()
+    rows = counter(store, "committed")
+    follow()
+    assert all(now >= before for now, before in zip(counter(store, "durable"), rows, strict=True))
+    append(3)
+    assert counter(store, "durable") == counter(store, "committed")
+    writer.close()
+    store.refresh()
+    for lane in range(1 if whole or lanes is None else lanes):
+        found = [serial for e in store.episodes if e.lane == lane for serial in e["serial"]]
+        assert found == [0, 1, *[2] * (following == "append"), 3]
+
+
+def test_an_episode_without_room_for_its_mark_is_durable_when_the_writer_closed(store, monkeypatch):
+    writer = store.writer(durability="episode")
+    with monkeypatch.context() as patch:
+        failing(patch, errno.ENOSPC, "pwrite")
+        append_numbered(writer, range(3))
+        assert counter(store, "durable") == [0]
+    writer.close()
+    store.refresh()
+    assert store.snapshot.sealed.all()
+    assert [e["serial"].tolist() for e in store.episodes] == [[0, 1, 2]]
 
 
 def test_a_writer_whose_sync_fails_closes_and_promises_nothing_more(store, monkeypatch):
