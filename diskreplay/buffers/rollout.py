@@ -16,6 +16,7 @@ from diskreplay.buffers.estimates import (
     advantages,
     final_values_argument,
     last_values_argument,
+    work_memory,
 )
 from diskreplay.buffers.recorder import FLAGS, Recorder
 from diskreplay.buffers.values import Given, flags_of, renamed
@@ -129,6 +130,7 @@ class RolloutBuffer(Backed):
         self._warned = set[str]()
         self._first = 0  # the number of steps that were added before the last `clear`
         self._memory: ColumnMemory | None = None
+        self._work: ColumnMemory  # made with `_memory`
         self._fields: Schema | None = None  # the schema of the first step
         self._recorder = None if path is None else Recorder()
         self._forget()
@@ -305,6 +307,7 @@ class RolloutBuffer(Backed):
             flags = dict.fromkeys(FLAGS, Field((), "float32"))
             leading = (self._num_steps, self._num_envs)
             self._memory = ColumnMemory({**schema.step_leaves, **flags}, leading, self._device)
+            self._work = work_memory(self._num_steps, self._num_envs, self._device)
             self._fields = schema
         columns = self._memory.columns()
         columns["truncated"].zero_()
@@ -414,7 +417,7 @@ class RolloutBuffer(Backed):
         elif any_bootstraps:
             final = self._final.values(schema, bootstraps, value_fn)
         ends = (bootstraps, final) if any_bootstraps else ()
-        return advantages(batch["reward"], batch["value"], last, done, gamma, gae_lambda, *ends)
+        return advantages(batch["reward"], batch["value"], last, done, gamma, gae_lambda, self._work.columns(), *ends)
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:

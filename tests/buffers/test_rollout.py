@@ -412,6 +412,20 @@ def test_a_time_limit_is_bootstrapped_from_the_final_observation(
         assert buffer.truncated.bool().tolist() == given.cut.tolist()
 
 
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])  # Apple's devices lack float64
+def test_estimates_keep_their_values_when_others_are_computed(wide: torch.dtype, monkeypatch: Any) -> None:
+    monkeypatch.setattr("diskreplay.buffers.estimates.wide_dtype", lambda device: wide)
+    given, lambdas, found = TimeLimited(6, 3, seed=0, ends=0.2), (0.5, 0.9), []
+    with dr.RolloutBuffer(3, 6) as buffer:
+        given.fill(buffer)
+        for lam in lambdas:
+            buffer.compute_returns_and_advantages(given.last, 0.9, lam, final_values=given.final_values)
+            found.append((buffer.advantages, buffer.returns))
+    for lam, (advantages, returns) in zip(lambdas, found, strict=True):
+        np.testing.assert_allclose(advantages, given.advantages(0.9, lam), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(returns, given.advantages(0.9, lam) + given.values, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("is_left", [False, True])
 @pytest.mark.parametrize("name", ["rewards", "values"])
 def test_a_nan_stays_in_its_episode(name: str, is_left: bool) -> None:
