@@ -1,5 +1,6 @@
 """`diskreplay watch` on a terminal and without one."""
 
+import ctypes
 import fcntl
 import json
 import os
@@ -19,25 +20,18 @@ from typing import Any
 import pytest
 
 import diskreplay as dr
+from tests.testing.support import wait_until
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow each other at once."""
-    monkeypatch.setattr("diskreplay.cli.look.watch.time.sleep", lambda seconds: None)
-
-
-@pytest.mark.usefixtures("quick")
 def test_without_a_terminal_each_look_is_a_line(run: Callable, small: Path) -> None:
-    done = run("watch", small, "--count", 3)
+    done = run("watch", small, "--interval", 0.1, "--count", 3)
     assert (done.code, done.err) == (0, "")
     assert len(done.out.splitlines()) == 3
     assert all("  steps 80  0/s  writing 0  episodes 6  total_reward " in row for row in done.out.splitlines())
 
 
-@pytest.mark.usefixtures("quick")
 def test_json_is_an_object_a_line_and_once_shows_all(run: Callable, small: Path) -> None:
-    done = run("watch", small, "--json", "--count", 2)
+    done = run("watch", small, "--interval", 0.1, "--json", "--count", 2)
     looks = [json.loads(row) for row in done.out.splitlines()]
     assert [(look["steps"], look["steps_per_second"], look["retention"]["capacity"]) for look in looks] == [
         (80, 0.0, 1000)
@@ -47,12 +41,11 @@ def test_json_is_an_object_a_line_and_once_shows_all(run: Callable, small: Path)
         *("steps_in_quarantine", "inserted", "steps_per_second", "episodes", "episodes_open", "episodes_per_second"),
         *("newest_episodes", "mean_total_reward", "writers", "samplers", "limiters", "disk", "retention", "problems"),
     }
-    done = run("watch", small, "--once")
+    done = run("watch", small, "--interval", 0.1, "--once")
     assert (done.code, done.err) == (0, "")
     assert "keeps 1,000 steps: 8% used" in done.out
 
 
-@pytest.mark.usefixtures("quick")
 def test_what_cannot_be_watched_takes_one_line(run: Callable, small: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ([tmp_path / "nowhere"], "nowhere does not exist"),
@@ -70,21 +63,21 @@ def test_what_cannot_be_watched_takes_one_line(run: Callable, small: Path, tmp_p
 def test_a_store_that_goes_ends_it_with_one_line(run: Callable, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        sleep(seconds)
         looks.append(seconds)
         if len(looks) == 3:
             shutil.rmtree(small)
 
     monkeypatch.setattr("diskreplay.cli.look.watch.time.sleep", sleep)
-    done = run("watch", small)
+    done = run("watch", small, "--interval", 0.1)
     assert (done.code, len(done.out.splitlines()), done.err.count("\n")) == (2, 2, 1)
     assert "was deleted" in done.err
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_damaged_store_is_watched_with_its_problems(run: Callable, small: Path) -> None:
     (small / "segments/00000000/zarr.json").write_text("{")
-    done = run("watch", small, "--count", 1)
+    done = run("watch", small, "--interval", 0.1, "--count", 1)
     assert (done.code, done.err) == (0, "")
     assert "problems 1" in done.out
 
@@ -170,11 +163,18 @@ def test_a_terminal_is_drawn_over_until_ctrl_c_and_given_back(growing: dr.Writer
 
 
 @pytest.mark.slow
-def test_a_signal_that_ends_it_gives_the_terminal_back(growing: dr.Writer, tmp_store: Path) -> None:
-    terminal = Terminal("watch", tmp_store, "--interval", 60)
+@pytest.mark.parametrize("interrupts", [True, False])
+def test_a_signal_that_ends_it_gives_the_terminal_back(interrupts: bool, growing: dr.Writer, tmp_store: Path) -> None:
+    terminal = Terminal("watch", tmp_store, "--interval", 3600)
     try:
         terminal.wait_for("1, 1 inserted")
-        terminal.process.send_signal(signal.SIGTERM)
+        if interrupts:
+            terminal.process.send_signal(signal.SIGTERM)
+        else:  # as a signal that arrives just before the sleep: to another thread, so that it interrupts no sleep
+            process = terminal.process.pid
+            wait_until(lambda: len(os.listdir(f"/proc/{process}/task")) > 1)
+            other = next(task for task in map(int, os.listdir(f"/proc/{process}/task")) if task != process)
+            assert ctypes.CDLL(None).tgkill(process, other, signal.SIGTERM) == 0
     finally:
         code = terminal.end()
     assert code == 128 + signal.SIGTERM

@@ -85,29 +85,33 @@ def read_limiter(given: str) -> dr.RateLimiter:
         ) from None
 
 
+# A signal that arrives just before a sleep does not interrupt it: Python calls the handler only after the sleep.
+_LONGEST_SLEEP_S = 0.5
+
+
 def _look_again(activity: Activity, interval: float, count: int | None) -> Iterator[Look]:
     next_at = time.monotonic()
     for _ in numbers() if count is None else range(count):
         next_at = max(next_at + interval, time.monotonic())
-        time.sleep(max(0.0, next_at - time.monotonic()))
+        while (left := next_at - time.monotonic()) > 0:
+            time.sleep(min(left, _LONGEST_SLEEP_S))
         yield activity.look()
 
 
 def _draw(look: Look, looks: Iterator[Look]) -> None:
     """Draw each `Look` on the whole terminal, over the previous one. At the end, print the newest `Look`."""
     terminal = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
-    try:
-        with (
-            # `Live` also redraws by itself, because the size of the terminal may change.
-            Live(get_renderable=lambda: view(look, terminal.height), console=terminal, screen=True) as live,
-            # The end of the block restores the terminal, so a signal must first end the block, and then the process.
-            console.signals((signal.SIGTERM, signal.SIGHUP), _end),
-        ):
-            live.refresh()
+    # `Live` also redraws by itself, because the size of the terminal may change.
+    live = Live(get_renderable=lambda: view(look, terminal.height), console=terminal, screen=True)
+    # A signal must not end the process before `stop` has restored the terminal.
+    with console.signals((signal.SIGTERM, signal.SIGHUP), _end):
+        try:
+            live.start(refresh=True)
             for look in looks:  # noqa: B007 - the view shows it
                 live.refresh()
-    finally:
-        console.show(view(look))
+        finally:
+            live.stop()
+            console.show(view(look))
 
 
 def _end(number: int, frame: FrameType | None) -> None:
