@@ -65,6 +65,9 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         self._kept: Kept = []
         self._close = closes(self, self._kept)
         self._writers = TrajectoryWriters(self._kept, durability)
+        # {`_key` of an episode: the episode, and the ids of its steps that are in the store}. If `add` raised, the ids
+        # stay here until the next call. If this is the same call again, it appends only the other steps.
+        self._stored: dict[tuple[int, bool], tuple[Any, list[int]]] = {}
         with suppress(dr.StoreNotFound):
             # `open` raises StoreNotFound if the store does not exist: the first step makes the store
             dr.open(self._path).close()
@@ -145,7 +148,7 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         ValueError
             A chunk does not continue its episode; nothing was added.
         StorageFull
-            The disk is full; the buffer did not change.
+            The disk is full; the buffer did not change. You may add the same episodes again.
         """
         check_open(self, self._close)
         # If there is no store yet, leave out episodes without steps: the first step defines the schema of the store.
@@ -153,9 +156,12 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
         given = given if isinstance(given, list | tuple | set | deque) else [given]
         episodes = [each for each in given if self._store is not None or len(each)]
         self._check(episodes)
+        keys = {_key(episode) for episode in episodes}
+        self._stored = {key: stored for key, stored in self._stored.items() if key in keys}
         chunks = [self._chunk(episode) for episode in episodes]
         added = [self._append(episode, chunk) for episode, chunk in zip(episodes, chunks, strict=True)]
         super().add(added, *args, **kwargs)
+        self._stored.clear()
 
     def _check(self, episodes: list[Any]) -> None:
         there = {episode.id_: episode for episode in self.episodes}
@@ -204,14 +210,15 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
 
     def _append(self, episode: Any, chunk: Chunk | None) -> StoredEpisode:
         assert self._store is not None
-        ids: list[int] = []
-        if chunk is not None:
+        _, ids = self._stored.setdefault(_key(episode), (episode, []))
+        if chunk is not None and len(ids) < len(chunk.rewards):
             obs, action, rewards, extra = chunk
             writer, last = self._writers.of(self._store, episode.id_), len(rewards) - 1
             self._reader.outdated = True
-            for i, reward in enumerate(rewards):
+            for i in range(len(ids), len(rewards)):
                 ends = (bool(episode.is_terminated), bool(episode.is_truncated)) if i == last else (False, False)
-                writer.append(row_of(obs, i), row_of(action, i), reward, *ends, row_of(obs, i + 1), **row_of(extra, i))
+                now, then = row_of(obs, i), row_of(obs, i + 1)
+                writer.append(now, row_of(action, i), rewards[i], *ends, then, **row_of(extra, i))
                 ids.append(writer.last_id)
             if episode.is_done:
                 self._writers.ended(episode.id_)
@@ -293,6 +300,11 @@ class InStore(EpisodeReplayBuffer, metaclass=NamedInConfigs):  # type: ignore[mi
             episodes.extend(StoredEpisode(self._reader, **each) for each in state["episodes"])
         self.episodes = episodes  # RLlib's `set_state` makes its own episodes if the buffer has none
         super().set_state(state)
+        self._stored.clear()
+
+
+def _key(episode: Any) -> tuple[int, bool]:
+    return id(episode), episode.is_done
 
 
 def _arrays(values: Any) -> Any:

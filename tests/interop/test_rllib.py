@@ -1,5 +1,6 @@
 """Buffers of RLlib in a store: the items and networks of its own buffers, and what outlives a process."""
 
+import errno
 import pickle
 import warnings
 
@@ -134,6 +135,48 @@ def assert_same_items(ours, theirs, outputs=("weights", "n_step")):
         for name in y.extra_model_outputs:
             assert_same_tree(x.extra_model_outputs[name].data, y.extra_model_outputs[name].data)
         x.validate()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_step_is_in_the_store_twice_if_an_add_found_the_disk_full_and_is_repeated(made, kind, monkeypatch):
+    ours, theirs = pair(made, kind)
+    stream, append, room = Stream(end=0.3), dr.Writer.append, 0
+
+    def append_if_room(*args, **kwargs):
+        nonlocal room
+        if not room:
+            raise dr.StorageFull(errno.ENOSPC, "no room")
+        room -= 1
+        append(*args, **kwargs)
+
+    monkeypatch.setattr(dr.Writer, "append", append_if_room)
+    steps, refusals = 0, 0
+    for more in (1, 4, 5, 9, 40):
+        chunks = stream.chunks(7)
+        while True:
+            try:
+                ours.add(chunks)
+                break
+            except dr.StorageFull:
+                refusals += 1
+                assert len(ours) == len(theirs)
+                room += more
+        theirs.add(chunks)
+        steps += sum(map(len, chunks))
+        assert len(ours) == len(theirs)
+        ours.store.refresh()
+        assert len(ours.store) == steps
+    assert refusals > 25
+    assert_same_items(ours.sample(n_step=1, **ITEMS), theirs.sample(n_step=1, **ITEMS))
+    for seed in (1, 2):  # the first episodes are given up, and others have their names
+        episodes = Stream(seed=seed, end=0.0).chunks(3)
+        for i in range(3):
+            episodes[i].id_ = f"again {i}"
+        room = 5 if seed == 1 else 9
+        with pytest.raises(dr.StorageFull) if seed == 1 else pytest.warns(UserWarning, match="the episode was cut"):
+            ours.add(episodes)
+    theirs.add(episodes)
+    assert_same_items(ours.sample(n_step=1, **ITEMS), theirs.sample(n_step=1, **ITEMS))
 
 
 @pytest.mark.parametrize("numpy", [True, False])
