@@ -101,11 +101,12 @@ def resume_when_store_closes(store: dr.Store, process: int) -> None:
     """Let a process that was stopped go on when it was asked to end."""
 
     def wait() -> None:
-        with suppress(AssertionError):  # this thread may end in another test, which replaces the clock
-            wait_until(lambda: store._compaction._is_stopped)
+        pause = threading.Event()
+        while not store._compaction._is_stopped:
+            pause.wait(0.01)  # not `sleep`: this thread may end in another test, which replaces the clock
         resume(process)
 
-    threading.Thread(target=wait).start()
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def turn_file() -> Path:
