@@ -8,7 +8,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from diskreplay.errors import ReplayError
+from diskreplay.errors import ReplayError, StorageFull
 from diskreplay.segments.documents import layout
 from diskreplay.segments.documents.layout import CLOSE_LANES, WIDE_ROW_BYTES
 from diskreplay.segments.files.commit import Counters, CountersByPosition, open_lane_counter
@@ -84,6 +84,7 @@ class SegmentWriter:
         self._marking = threading.Lock()  # held while any thread makes a mark
         self._durable: DurableRows | None = None
         self._marked = np.zeros(lanes, np.int64)  # by lane: the number of rows that marks cover
+        self._failure: Exception | None = None  # see `has_failed`
         self._is_closed = False
 
     def _column(self, leaf: str) -> Column:
@@ -392,17 +393,37 @@ class SegmentWriter:
 
         Concurrency: any thread of the process, also while another thread appends. Raises StorageFull if the disk has no
         room for the mark: all published rows are durable, and the call may be repeated. If the system raises an
-        OSError, it is unknown which rows are durable.
+        OSError, it is unknown which rows are durable, and every later call raises the same error.
         """
         with self._marking:
+            self._check_marks()
             rows = self.committed.copy()
-            self._log().mark(rows)
+            try:
+                self._log().mark(rows)
+            except Exception as error:
+                self._note_failure(error)
+                raise
             self._marked = rows
+
+    def _note_failure(self, error: Exception) -> None:
+        # An error without a number is not the system's: a signal handler may raise TimeoutError.
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        if is_of_system and not isinstance(error, (StorageFull, FileNotFoundError)):
+            self._failure = self._failure or error
+
+    def _check_marks(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the system refused a mark, but not for room. After a failed sync, a later sync proves nothing."""
+        return self._failure is not None
 
     @property
     def has_unmarked(self) -> bool:
-        """Whether published rows exist that no mark covers. Any thread may read this."""
-        return bool((self.committed.copy() != self._marked).any())
+        """Whether published rows exist that no mark covers, and a mark may be made. Any thread may read this."""
+        return self._failure is None and bool((self.committed.copy() != self._marked).any())
 
     def _log(self) -> DurableRows:
         """Return the object that makes marks; the caller must keep it alive, because `close` may drop it."""
@@ -479,6 +500,15 @@ def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -
     errors of ``sync``; after such an error, it is unknown which rows are durable. One thread at a time may call this.
     """
     failed: dict[SegmentWriter, Exception] = {}
+
+    def sync_all() -> None:
+        try:
+            sync()
+        except Exception as error:
+            for segment in segments:
+                segment._note_failure(error)
+            raise
+
     with ExitStack() as marking:
         for segment in segments:
             marking.enter_context(segment._marking)
@@ -486,14 +516,15 @@ def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -
         for segment in segments:
             rows = segment.committed.copy()
             with _noted(segment, failed):
+                segment._check_marks()
                 log = segment._log()
                 log.prepare(rows)
                 logs[segment] = log, rows
-        sync()
+        sync_all()
         for segment, (log, rows) in logs.items():
             with _noted(segment, failed):
                 log.append(rows)
-        sync()
+        sync_all()
         for segment, (log, rows) in logs.items():
             if segment not in failed:
                 log.finish(rows)
@@ -506,4 +537,5 @@ def _noted(segment: SegmentWriter, failed: dict[SegmentWriter, Exception]) -> It
     try:
         yield
     except Exception as error:
+        segment._note_failure(error)
         failed[segment] = error

@@ -352,7 +352,15 @@ class EpisodeWriter:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cut open episodes and submit every segment to the `Sealer`; after an interrupt, call this again."""
+        """Cut open episodes and submit every segment to the `Sealer`; after an interrupt, call this again.
+
+        Raises the error of a mark, if there is one other than StorageFull: then no open segment is sealed.
+        """
+        try:
+            self.rotation.check_failure()
+        except BaseException:
+            self.rotation.abandon(seal=False)
+            raise
         self.read_clock()
         full: StorageFull | None = None
         try:
@@ -374,11 +382,19 @@ class EpisodeWriter:
             segment.publish_delayed()
             segment.mark()
         if self.rotation.waits_for_sealing:
-            self._sealer.drain()
+            self.drain()
             self.rotation.waits_for_sealing = False
 
     def drain(self) -> None:
+        """Wait until submitted segments are sealed; raise an error of sealing or of a mark, if there is one.
+
+        A StorageFull of a mark is not raised.
+        """
         self._sealer.drain()
+        self.rotation.check_failure()
+
+    def wait_for_sealing(self) -> None:
+        self._sealer.wait()
 
 
 def same_rows(rows: Array, others: Array) -> NDArray[np.bool_]:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from diskreplay.errors import StorageFull
 from diskreplay.segments.documents.root import Root
 from diskreplay.segments.files.durable import FileSystemSync
 from diskreplay.segments.segment_writer import SegmentWriter, mark_together
@@ -114,6 +113,11 @@ class Marker:
     def has_left(self, number: int) -> bool:
         return number in self._left
 
+    def has_failed(self, number: int) -> bool:
+        """Return whether a mark of a left segment failed: the segment must not be sealed by this process."""
+        left = self._left.get(number)
+        return left is not None and left.segment.has_failed
+
     def wait(self) -> None:
         """Wait for marks in progress.
 
@@ -201,6 +205,6 @@ class Marker:
     def _fail(self, writers: Mapping[SegmentWriter, MarkedWriter], failed: Mapping[SegmentWriter, Exception]) -> None:
         for segment, error in failed.items():
             reason = self._root.reason(error)
-            has_left = not isinstance(reason, StorageFull) and self._left.pop(segment.number, None) is not None
-            if not (has_left and isinstance(reason, FileNotFoundError)):  # a left segment may be sealed and evicted
+            has_left = isinstance(reason, FileNotFoundError) and self._left.pop(segment.number, None) is not None
+            if not has_left:  # a segment that its writer has left may be sealed and evicted
                 writers[segment].fail(reason)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from mmap import PAGESIZE
 
-from diskreplay.errors import ReplayError, StoreNotFound
+from diskreplay.errors import ReplayError, StorageFull, StoreNotFound
 from diskreplay.ids import Ints
 from diskreplay.retention.retention import Retention
 from diskreplay.segments.documents import layout
@@ -198,7 +198,9 @@ class Rotation:
         _alive.add(self)
         self.changes = 0  # how many times a segment was opened or released
         self.waits_for_sealing = False  # whether segments were submitted for sealing since the last flush
-        self.failure: Exception | None = None  # an error of a background thread
+        self.failure: Exception | None = None  # an error of a mark
+        # Held while `failure` changes, and the writer refuses calls or accepts them. Signal handlers take it again.
+        self.failing = threading.RLock()
         self._seals = True
         self._marker: Marker | None = None
         self._refuse_calls: Callable[[], Callable[[], None] | None] = lambda: None
@@ -219,9 +221,16 @@ class Rotation:
             marker.add(self, DEFAULT_DURABILITY_S if durability == "episode" else float(durability))
 
     def fail(self, error: Exception) -> None:
-        self.failure = error
-        if (refuse_calls := self._refuse_calls()) is not None:
-            refuse_calls()
+        with self.failing:
+            if self.failure is None or isinstance(self.failure, StorageFull):  # no later error hides a failed sync
+                self.failure = error
+            if (refuse_calls := self._refuse_calls()) is not None:
+                refuse_calls()
+
+    def check_failure(self) -> None:
+        """Raise the error of a mark, if there is one other than StorageFull."""
+        if self.failure is not None and not isinstance(self.failure, StorageFull):
+            raise self.failure
 
     # --- the end of a segment ----------------------------------------------------------------------------------------
 

@@ -96,18 +96,14 @@ class Sealer:
         store with mode "a" seals the segment.
         """
         self._resubmit_postponed()
-        with self._condition:
-            self._seals_at_once = True
-            self._condition.notify_all()
-            while self._runner != threading.get_ident() and self._has_work:
-                if self._runner is None:
-                    self._begin()
-                if self._has_work:  # `_begin` may have sealed all segments in this thread
-                    self._condition.wait()
-        self._seals_at_once = False
+        self.wait()
         with self._condition:
             postponed = self._postponed
-            self._postponed = {number: (info, None, full) for number, (info, _, full) in postponed.items()}
+            self._postponed = {
+                number: (info, None, full)
+                for number, (info, _, full) in postponed.items()
+                if not self._marker.has_failed(number)
+            }
         # The locks are released, so that any process can seal the postponed segments when the disk has room.
         self._release([(info, lock) for info, lock, _ in postponed.values() if lock is not None])
         error, self._error = self._error, None
@@ -119,6 +115,18 @@ class Sealer:
         if self._is_behind:
             self._after()
             self._is_behind = False
+
+    def wait(self) -> None:
+        """Wait until no segment is in the queue. Errors are left to `drain`."""
+        with self._condition:
+            self._seals_at_once = True
+            self._condition.notify_all()
+            while self._runner != threading.get_ident() and self._has_work:
+                if self._runner is None:
+                    self._begin()
+                if self._has_work:  # `_begin` may have sealed all segments in this thread
+                    self._condition.wait()
+        self._seals_at_once = False
 
     @property
     def _has_work(self) -> bool:
@@ -149,8 +157,13 @@ class Sealer:
 
     def _seal(self, batch: list[tuple[SegmentInfo, Lock]], held: set[int]) -> None:
         """Seal a batch of segments; add to ``held`` the number of each segment that stays unsealed and locked."""
-        infos = [info for info, _ in batch]
         self._marker.wait()
+        for failed in [info.number for info, _ in batch if self._marker.has_failed(info.number)]:
+            self._delayed.pop(failed, None)  # the segment is not sealed, and its writer raises the error of the mark
+        batch = [(info, lock) for info, lock in batch if not self._marker.has_failed(info.number)]
+        if not batch:
+            return
+        infos = [info for info, _ in batch]
         try:
             self._seal_published(infos)
         except NotWritten as error:

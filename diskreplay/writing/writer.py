@@ -99,24 +99,27 @@ class BaseWriter:
         return WriterClosed("this writer is closed; make a new one: store.writer()")
 
     def _background_failure(self) -> Exception | None:
-        """Return the error of a background thread, if there is one.
+        """Return the error of a background thread, if there is one and no call is in progress.
 
         Unless the error is StorageFull, close the writer.
         """
         rotation = self._episode_writer.rotation
         if rotation.failure is None or not self._own_lock.acquire():
             return None
-        error, rotation.failure = rotation.failure, None
-        if isinstance(error, StorageFull):
-            self._lock = self._own_lock
-            self._own_lock.release()
-        else:
-            self._abandon(seal=False)
-            self._episode_writer.drain()
+        with rotation.failing:
+            error = rotation.failure
+            if isinstance(error, StorageFull):
+                self._own_lock.release()
+                rotation.failure, self._lock = None, self._own_lock
+                return error
+        self._abandon(seal=False)
+        self._episode_writer.wait_for_sealing()
         return error
 
     def _release(self, lock: CallLock) -> None:
-        if not self._closed:
+        if self._closed:
+            lock.taken = True  # for good: `close` may be waiting for this lock in another thread
+        else:
             lock.free = True
         if self.closes_later:
             self.closes_later = False
@@ -125,9 +128,16 @@ class BaseWriter:
             else:
                 self._close_now()
 
-    def _check_not_closing(self) -> None:
-        if self._lock is not self._own_lock or not self._dropped.alive:
+    def _check_waiting(self) -> None:
+        """Raise an error if the present call, which waits for its limiter, has to end."""
+        if self._lock is self._own_lock and self._dropped.alive:
+            return
+        failure = self._episode_writer.rotation.failure
+        is_closing = self._closer or self.closes_later or not self._dropped.alive or os.getpid() != self._pid
+        if is_closing or failure is None:
             raise self._refusal()
+        if not isinstance(failure, StorageFull):  # the next call raises StorageFull
+            raise failure
 
     def _cast(
         self, part: str, value: Any, leading: tuple[int, ...] = (), rows: NDArray[np.int64] | None = None
@@ -246,7 +256,7 @@ class BaseWriter:
 
     @contextmanager
     def _limited(self, limiter: AttachedLimiter) -> Iterator[None]:
-        with limiter.inserting(self._check_not_closing), self._on_error:
+        with limiter.inserting(self._check_waiting), self._on_error:
             yield
 
     def _abandon_after(self, error: BaseException) -> None:
@@ -290,8 +300,9 @@ class BaseWriter:
         except StorageFull:
             raise
         except OSError as error:
+            self._episode_writer.rotation.fail(error)
             self._abandon(seal=False)  # after a failed sync, a later successful sync proves nothing
-            self._episode_writer.drain()
+            self._episode_writer.wait_for_sealing()
             self._episode_writer.explain(error)
             raise
         self._owes_mark = False
@@ -342,16 +353,16 @@ class BaseWriter:
 
     def _finish(self) -> None:
         try:
-            failure = self._episode_writer.rotation.failure
-            if failure is not None and not isinstance(failure, StorageFull):
-                self._episode_writer.rotation.abandon(seal=False)
-                raise failure
             self._episode_writer.close()
-        except OSError as error:
-            self._episode_writer.explain(error)
+        except Exception as error:
+            if isinstance(error, StorageFull):
+                self._episode_writer.drain()  # another error of sealing is worse
+            else:
+                self._episode_writer.wait_for_sealing()
+            if isinstance(error, OSError):
+                self._episode_writer.explain(error)
             raise
-        finally:
-            self._episode_writer.drain()
+        self._episode_writer.drain()
 
     def report_cuts_to(self, listener: Callable[[int], None]) -> None:
         """Register a method to call, with a lane's number, when an observation does not continue the lane's episode.

@@ -87,6 +87,11 @@ def merge_soon(patch: Any) -> None:
     """Have what is written merged at once, and seal all segments together: who merges looks once, and finds enough."""
     patch.setattr(background, "_FIRST_S", 0.01)
     patch.setattr(background, "_BETWEEN_S", 0.01)
+    seal_together(patch)
+
+
+def seal_together(patch: Any) -> None:
+    """Seal the segments of episodes only when somebody waits for it."""
     patch.setattr(sealer, "_FULL_BATCH", 1000)
     patch.setattr(sealer, "_BATCH_WAIT_S", 60.0)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import itertools
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from functools import partial
 
 import numpy as np
@@ -18,6 +20,7 @@ import zarr
 
 import diskreplay as dr
 from tests.crash.injection import Interrupt
+from tests.testing.inner import seal_together
 from tests.testing.on_disk import is_locked
 from tests.testing.support import REPOSITORY, append_numbered, serial_schema, wait_until
 
@@ -269,6 +272,174 @@ def test_without_room_to_mark_one_append_raises_and_the_next_goes_on(store, monk
     append_numbered(writer, [refused], end="open")
     wait_until(lambda: counter(store, "durable") == counter(store, "committed"))
     writer.close()
+
+
+@pytest.mark.parametrize("later", [errno.ENOSPC, None])
+def test_after_a_sync_that_failed_in_the_background_no_mark_is_made_and_no_later_error_hides_it(
+    store, monkeypatch, later
+):
+    writer = store.writer(durability=0.01)
+    append_numbered(writer, range(3), end="open")
+    wait_until(lambda: counter(store, "durable") == [3])
+    with monkeypatch.context() as patch:
+        failed = failing(patch, errno.EIO)
+        append_numbered(writer, [3], end="open")
+        wait_until(failed.is_set)
+    with monkeypatch.context() as patch:
+        if later is not None:
+            failing(patch, later, "pwrite")
+        time.sleep(0.2)  # many times the interval of marks
+    assert counter(store, "durable") == [3]
+    with pytest.raises(OSError, match="Input/output"):
+        append_until_told(writer, itertools.count(4))
+    with pytest.raises(dr.WriterClosed):
+        append_numbered(writer, [4])
+
+
+def test_a_segment_whose_sync_failed_in_the_background_is_sealed_by_the_next_store_only(tmp_store, monkeypatch):
+    sync, failed, has_left = os.fdatasync, threading.Event(), threading.Event()
+
+    def fail_in_first(fd):
+        if "/segments/00000000/" in os.readlink(f"/proc/self/fd/{fd}"):
+            has_left.wait()
+            failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(fd)
+
+    seal_together(monkeypatch)
+    with dr.create(tmp_store, serial_schema(), segment_steps="episode") as store:
+        writer = store.writer(durability=0.2)
+        append_numbered(writer, [0], end="open")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail_in_first)
+            append_numbered(writer, [1, 2])
+            append_numbered(writer, [3], end="open")  # begins another segment
+            has_left.set()
+            wait_until(failed.is_set)
+        with pytest.raises(OSError, match="Input/output"):
+            append_until_told(writer, itertools.count(4))
+    with dr.open(tmp_store, mode="r") as store:
+        assert [one["state"] for one in store.info()["segments"]] == ["dead", "dead"]
+    monkeypatch.undo()
+    with dr.open(tmp_store, mode="a") as store:
+        wait_until(lambda: {one["state"] for one in store.info()["segments"]} == {"sealed"})
+        assert next(iter(store.episodes))["serial"].tolist() == [0, 1, 2]
+
+
+def test_a_writer_whose_sync_failed_is_not_sealed_by_its_process_when_it_is_dropped(tmp_store, monkeypatch):
+    with dr.create(tmp_store, serial_schema()) as store:
+        writer = store.writer(durability=0.01)
+        append_numbered(writer, [0], end="open")
+        with monkeypatch.context() as patch:
+            failed = failing(patch, errno.EIO)
+            append_numbered(writer, [1], end="open")
+            wait_until(failed.is_set)
+            time.sleep(0.1)  # the thread that failed takes an instant to tell
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del writer
+            gc.collect()
+            wait_until(lambda: not is_locked(lock_of(store)))
+    with dr.open(tmp_store, mode="r") as store:
+        assert [one["state"] for one in store.info()["segments"]] == ["dead"]
+
+
+def failing_when_told(monkeypatch):
+    """Let the next sync wait and then fail; return an event that is set when it waits, and one that lets it fail."""
+    waits, may_fail, sync = threading.Event(), threading.Event(), os.fdatasync
+
+    def fail(fd):
+        if waits.is_set():
+            return sync(fd)
+        waits.set()
+        may_fail.wait()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    return waits, may_fail
+
+
+@pytest.mark.parametrize("call", ["flush", "close"])
+def test_a_call_that_waits_for_a_mark_raises_that_its_sync_failed(tmp_store, monkeypatch, call):
+    with dr.create(tmp_store, serial_schema()) as store:
+        writer = store.writer(durability=0.01)
+        append_numbered(writer, range(3), end="open")
+        wait_until(lambda: counter(store, "durable") == [3])
+        waits, may_fail = failing_when_told(monkeypatch)
+        append_numbered(writer, [3], end="open")
+        wait_until(waits.is_set)
+        threading.Timer(0.3, may_fail.set).start()
+        with pytest.raises(OSError, match="Input/output"):
+            getattr(writer, call)()
+        assert counter(store, "durable") == [3]
+    with dr.open(tmp_store, mode="r") as store:
+        assert [one["state"] for one in store.info()["segments"]] == ["dead"]
+
+
+def test_close_ends_if_the_call_that_it_waits_for_fails(store, monkeypatch):
+    writer = store.writer(durability="none")
+    append_numbered(writer, range(3), end="open")
+    waits, may_fail = failing_when_told(monkeypatch)
+
+    def flush():
+        with pytest.raises(OSError, match="Input/output"):
+            writer.flush()
+
+    def close():
+        with contextlib.suppress(OSError):
+            writer.close()
+
+    threads = [threading.Thread(target=call, daemon=True) for call in (flush, close)]
+    threads[0].start()
+    wait_until(waits.is_set)
+    threads[1].start()
+    time.sleep(0.2)  # until it waits
+    may_fail.set()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    with pytest.raises(dr.WriterClosed):
+        append_numbered(writer, [3])
+
+
+LIMITER = dr.RateLimiter(samples_per_insert=1.0, min_size=1, error_buffer=2.0)
+
+
+def test_an_append_that_waits_for_a_limiter_raises_that_a_sync_failed_in_the_background(store, monkeypatch):
+    writer = store.writer(limiter=LIMITER, durability=0.5)
+    append_numbered(writer, [0], end="open")
+    with monkeypatch.context() as patch:
+        failing(patch, errno.EIO, once=True)
+        with pytest.raises(OSError, match="Input/output"):
+            append_until_told(writer, itertools.count(1))
+    with contextlib.suppress(OSError, dr.WriterClosed):  # a call that waited has not closed the writer
+        append_numbered(writer, [9])
+    with pytest.raises(dr.WriterClosed):
+        append_numbered(writer, [9])
+
+
+def test_an_append_that_waits_for_a_limiter_goes_on_if_a_mark_finds_no_room_and_the_next_raises(store, monkeypatch):
+    writer, serials = store.writer(limiter=LIMITER, durability=0.5), itertools.count(1)
+    append_numbered(writer, [0], end="open")
+    with monkeypatch.context() as patch, dr.Sampler(store, dr.Transitions(), batch_size=1, limiter=LIMITER) as sampler:
+        failed = failing(patch, errno.ENOSPC, "pwrite", once=True)
+
+        def draw():
+            failed.wait()
+            time.sleep(0.2)  # the append waits and looks at the writer meanwhile
+            sampler.sample()
+
+        drawing = threading.Thread(target=draw)
+        drawing.start()
+        with pytest.raises(dr.StorageFull, match="a power loss would take them"):
+            append_until_told(writer, serials)
+        drawing.join()
+        sampler.sample()
+    refused = next(serials) - 1
+    append_numbered(writer, [refused])
+    writer.close()
+    store.refresh()
+    assert [e["serial"].tolist() for e in store.episodes] == [[*range(refused + 1)]]
 
 
 @pytest.mark.parametrize("lanes", [None, 2])
