@@ -396,7 +396,7 @@ class SegmentWriter:
         OSError, it is unknown which rows are durable, and every later call raises the same error.
         """
         with self._marking:
-            self._check_marks()
+            self.check_marks()
             rows = self.committed.copy()
             try:
                 self._log().mark(rows)
@@ -411,7 +411,8 @@ class SegmentWriter:
         if is_of_system and not isinstance(error, (StorageFull, FileNotFoundError)):
             self._failure = self._failure or error
 
-    def _check_marks(self) -> None:
+    def check_marks(self) -> None:
+        """Raise the error of a mark that failed: see `has_failed`."""
         if self._failure is not None:
             raise self._failure
 
@@ -516,7 +517,7 @@ def mark_together(segments: Sequence[SegmentWriter], sync: Callable[[], None]) -
         for segment in segments:
             rows = segment.committed.copy()
             with _noted(segment, failed):
-                segment._check_marks()
+                segment.check_marks()
                 log = segment._log()
                 log.prepare(rows)
                 logs[segment] = log, rows

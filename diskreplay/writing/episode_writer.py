@@ -390,7 +390,11 @@ class EpisodeWriter:
 
         A StorageFull of a mark is not raised.
         """
-        self._sealer.drain()
+        try:
+            self._sealer.drain()
+        except StorageFull:
+            self.rotation.check_failure()
+            raise
         self.rotation.check_failure()
 
     def wait_for_sealing(self) -> None:

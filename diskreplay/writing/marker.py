@@ -127,12 +127,17 @@ class Marker:
         with self._busy:
             pass
 
-    def forget(self, numbers: Collection[int]) -> None:
-        """Stop marking segments that are sealed, or whose locks are about to be released."""
+    def forget(self, numbers: Collection[int]) -> list[int]:
+        """Stop marking segments that are sealed, or whose locks are about to be released.
+
+        Return those of the numbers for which `has_failed` was true.
+        """
         with self._busy, self._condition:
+            failed = [number for number in numbers if self.has_failed(number)]
             for number in numbers:
                 self._left.pop(number, None)
         self._end_if_idle()
+        return failed
 
     def _end_if_idle(self) -> None:
         """Wait until the marking thread has ended, or until there is a segment to mark."""

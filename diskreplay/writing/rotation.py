@@ -231,6 +231,8 @@ class Rotation:
         """Raise the error of a mark, if there is one other than StorageFull."""
         if self.failure is not None and not isinstance(self.failure, StorageFull):
             raise self.failure
+        for segment in self.open:  # an interrupt may have come before `fail`
+            segment.check_marks()
 
     # --- the end of a segment ----------------------------------------------------------------------------------------
 

@@ -99,13 +99,12 @@ class Sealer:
         self.wait()
         with self._condition:
             postponed = self._postponed
-            self._postponed = {
-                number: (info, None, full)
-                for number, (info, _, full) in postponed.items()
-                if not self._marker.has_failed(number)
-            }
+            self._postponed = {number: (info, None, full) for number, (info, _, full) in postponed.items()}
         # The locks are released, so that any process can seal the postponed segments when the disk has room.
-        self._release([(info, lock) for info, lock, _ in postponed.values() if lock is not None])
+        failed = self._release([(info, lock) for info, lock, _ in postponed.values() if lock is not None])
+        with self._condition:
+            for number in failed:
+                self._postponed.pop(number, None)
         error, self._error = self._error, None
         if error is not None:
             # If the store was deleted, `reason` returns an error that says so.
@@ -195,10 +194,11 @@ class Sealer:
                 del self._delayed[info.number]
         seal_segments(self._root, infos, is_waited_for=lambda: self._seals_at_once)
 
-    def _release(self, some: list[tuple[SegmentInfo, Lock]]) -> None:
-        self._marker.forget([info.number for info, _ in some])
+    def _release(self, some: list[tuple[SegmentInfo, Lock]]) -> list[int]:
+        failed = self._marker.forget([info.number for info, _ in some])
         for _, lock in some:
             lock.release()
+        return failed
 
     def _run(self) -> None:
         with self._condition:
